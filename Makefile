@@ -1,0 +1,49 @@
+# `make test` on a fresh clone needs Python ≥ 3.11, make and git; it puts everything else in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: test lint types contracts unit docs serve format clean
+.DELETE_ON_ERROR:
+
+test: lint types contracts unit
+
+lint: .venv/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: .venv/dev
+	$(BIN)/mypy
+
+contracts: .venv/dev
+	$(BIN)/lint-imports --cache-dir .cache/importlinter
+
+unit: .venv/dev
+	$(BIN)/pytest --cov --cov-report=term
+
+docs: .venv/docs
+	$(BIN)/mkdocs build --strict
+
+serve: .venv/docs
+	$(BIN)/mkdocs serve
+
+format: .venv/dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv .cache site dist
+
+# Installed once, and again when the requirements change.
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"mssar needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Try: make PYTHON=python3.12 test")'
+	$(PYTHON) -m venv .venv
+
+.venv/dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation --editable '.[lab,dev]'
+	@touch $@
+
+.venv/docs: pyproject.toml constraints.txt | .venv/dev
+	$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@

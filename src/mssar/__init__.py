@@ -1,0 +1,9 @@
+"""MS-SAR: every neuron looks at its surroundings at several scales and is weighted by them."""
+
+from mssar.coordinates import Regional, Sliding
+from mssar.cost import cost
+from mssar.layer import MSSAR
+from mssar.networks import create_model, list_models
+
+__version__ = "0.1.0"
+__all__ = ["MSSAR", "Regional", "Sliding", "cost", "create_model", "list_models"]

@@ -1,0 +1,112 @@
+"""What a network costs: parameters, and multiply-adds of one image.
+
+Multiply-adds are those of convolutions and matrix products, half of what
+``torch.utils.flop_counter`` counts; sums, products by weights and activations are left out, as in
+the papers. Nothing is computed: the network runs on tensors without storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from mssar.layer import MSSAR
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One module with all that it holds."""
+
+    name: str
+    kind: str
+    params: int
+    macs: int
+    recalibrates: bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Totals, the recalibration's share of them, and every module by name."""
+
+    params: int
+    macs: int
+    recalibration_params: int
+    recalibration_macs: int
+    modules: tuple[Entry, ...]
+
+    def __getitem__(self, name: str) -> Entry:
+        for entry in self.modules:
+            if entry.name == name:
+                return entry
+        raise KeyError(f"no module {name!r}")
+
+    def table(self, depth: int = 1) -> list[Entry]:
+        """The modules down to a depth in the tree, and every recalibration whatever its depth."""
+        return [e for e in self.modules if e.recalibrates or e.name.count(".") < depth]
+
+    def __str__(self) -> str:
+        lines = [(e.name, e.kind, f"{e.params:,}", f"{e.macs:,}") for e in self.table()]
+        share = f"{self.recalibration_params:,}", f"{self.recalibration_macs:,}"
+        lines = [
+            ("module", "kind", "parameters", "multiply-adds"),
+            *lines,
+            ("recalibration", "", *share),
+            ("total", "", f"{self.params:,}", f"{self.macs:,}"),
+        ]
+        a, b, c, d = (max(map(len, column)) for column in zip(*lines, strict=True))
+        return "\n".join(f"{m:<{a}}  {k:<{b}}  {p:>{c}}  {n:>{d}}" for m, k, p, n in lines)
+
+
+def cost(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) -> Cost:
+    """Parameters and multiply-adds for one image of ``size`` C H W; the model is left as it is."""
+    if len(size) != 3 or min(size) < 1:
+        raise ValueError(f"size is C, H, W of one image, such as (3, 32, 32); got {size}")
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    hollow = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    image = torch.empty(1, *size, device="meta", dtype=dtype)
+    counter = FlopCounterMode(display=False)
+    with _evaluating(model), torch.no_grad(), counter:
+        functional_call(model, hollow, (image,))
+    flops = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    root = type(model).__name__
+    within: tuple[str, ...] = ()  # the recalibrations met so far, so that none counts twice
+    entries = []
+    for name, module in model.named_modules():
+        if not name:
+            continue
+        named = name.split(".")[-1] == "recalibrate" and not isinstance(module, nn.Identity)
+        recalibrates = (named or isinstance(module, MSSAR)) and not name.startswith(within)
+        if recalibrates:
+            within += (f"{name}.",)
+        macs = flops.get(f"{root}.{name}", 0) // 2
+        entries.append(Entry(name, type(module).__name__, _count(module), macs, recalibrates))
+    shares = [e for e in entries if e.recalibrates]
+    return Cost(
+        params=_count(model),
+        macs=flops.get("Global", 0) // 2,
+        recalibration_params=sum(e.params for e in shares),
+        recalibration_macs=sum(e.macs for e in shares),
+        modules=tuple(entries),
+    )
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,1 @@
+"""Data, training, experiments, records and the report. Needs ``pip install 'mssar[lab]'``."""

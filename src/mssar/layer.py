@@ -1,0 +1,197 @@
+"""MS-SAR: multi-scale spatially-asymmetric recalibration.  N batch, C channels, H W map, h w cells.
+
+Z = 1/L · Σ over scales l of  spread_l( sigmoid( BN( Ω₂ · relu( BN( Ω₁ · pool_l(x) ) ) ) ) )
+y = x ⊙ Z
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mssar.coordinates import accumulation
+from mssar.scales import Nested, Pools, Separate, coordinate_sets
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+def importance(
+    gates: Sequence[Float[Tensor, "N C _ _"]], sets: Nested | Separate, size: tuple[int, int]
+) -> Float[Tensor, "N C _ _"]:
+    r"""$Z = \frac1L \sum_l \sigma(g_l)$, on the smallest grid on which all of it is constant."""
+    return sets.average([gate.to(accumulation(gate)).sigmoid() for gate in gates], size)
+
+
+class Branch(nn.Module):
+    """One scale's recalibration function, without its sigmoid: Ω₁, BN, relu, Ω₂, BN."""
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        kind: dict[str, Any] = {"device": device, "dtype": dtype}
+        # No biases: BN follows each product.
+        self.reduce = nn.Conv2d(inputs, hidden, 1, bias=False, **kind)
+        self.norm1 = nn.BatchNorm2d(hidden, **kind)
+        self.expand = nn.Conv2d(hidden, outputs, 1, bias=False, **kind)
+        self.norm2 = nn.BatchNorm2d(outputs, **kind)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for product in (self.reduce, self.expand):
+            nn.init.kaiming_normal_(product.weight, mode="fan_out", nonlinearity="relu")
+        for norm in (self.norm1, self.norm2):
+            norm.reset_parameters()
+
+    def forward(self, y: Float[Tensor, "N B h w"]) -> Float[Tensor, "N C h w"]:
+        hidden = self.norm1(self.reduce(y)).relu()
+        gate: Tensor = self.norm2(self.expand(hidden))
+        return gate
+
+
+class MSSAR(nn.Module):
+    """Rescale every neuron of a map by what it sees around it at several scales.
+
+    Args:
+        channels: channels of the map that is recalibrated, D.
+        scales: one branch each; a regional scale K cuts the map into K × K regions.
+        strategy: "regional" (a partition) or "sliding" (a window around every position).
+        reduction: each branch is max(1, ⌊D / (L · reduction)⌋) channels wide inside.
+        context_channels: where given, the weights come from a second map with so many channels,
+            passed as ``layer(x, context)``: the multi-stage recalibration of a DenseNet.
+
+    ``branches[l]`` holds ``reduce``, ``norm1``, ``expand`` and ``norm2`` of ``scales[l]``.
+    ``MSSAR(channels, scales=(1,))`` is Squeeze-and-Excitation with batch normalisation.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        scales: Sequence[int] = (1, 2, 4),
+        strategy: str = "regional",
+        reduction: int = 1,
+        context_channels: int | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.sets = coordinate_sets(strategy, scales)
+        self.channels = channels
+        self.scales = tuple(scales)
+        self.strategy = strategy
+        self.reduction = reduction
+        self.context_channels = context_channels
+        if channels < len(self.scales):
+            raise ValueError(
+                "MSSAR needs at least one hidden channel a scale: "
+                f"{channels} channels, {len(self.scales)} scales"
+            )
+        if reduction < 1:
+            raise ValueError(f"reduction is a whole number of at least 1; got {reduction!r}")
+        if context_channels is not None and context_channels < 1:
+            raise ValueError(f"context_channels is at least 1, or None; got {context_channels!r}")
+        inputs = channels if context_channels is None else context_channels
+        hidden = max(1, channels // (len(self.scales) * reduction))
+        self.branches = nn.ModuleList(
+            Branch(inputs, hidden, channels, device=device, dtype=dtype) for _ in self.scales
+        )
+
+    def forward(
+        self, x: Float[Tensor, "N C H W"], context: Float[Tensor, "N B H W"] | Pools | None = None
+    ) -> Float[Tensor, "N C H W"]:
+        """``x`` times its importance; the same shape, dtype and memory format.
+
+        ``context`` may be given as what :meth:`pool` made of it, so that a network which keeps
+        adding channels to one map need not pool them all again at every step.
+        """
+        gates = self._gates(x, context)
+        z = importance(gates, self.sets, _size(x))
+        return self.sets.multiply(x, z.to(x.dtype))
+
+    def importance(
+        self,
+        x: Float[Tensor, "N C H W"],
+        context: Float[Tensor, "N B H W"] | Pools | None = None,
+        *,
+        per_scale: bool = False,
+    ) -> Float[Tensor, "N C H W"] | list[Float[Tensor, "N C H W"]]:
+        """The weights Z; with ``per_scale`` a list, one map a scale, of which Z is the mean."""
+        size = _size(x)
+        gates = self._gates(x, context)
+        if not per_scale:
+            return self.sets.spread(importance(gates, self.sets, size), size).to(x.dtype)
+        return [
+            s.spread(gate.to(accumulation(gate)).sigmoid(), size).to(x.dtype)
+            for s, gate in zip(self.sets.sets, gates, strict=True)
+        ]
+
+    def pool(self, context: Float[Tensor, "N B H W"]) -> Pools:
+        """What this layer needs to know of a map, to be passed for it as context."""
+        return self.sets.pool(context)
+
+    def _gates(self, x: Tensor, context: Tensor | Pools | None) -> list[Tensor]:
+        if x.ndim != 4:
+            raise ValueError(f"MSSAR takes a map N C H W; got a tensor of shape {tuple(x.shape)}")
+        if x.shape[1] != self.channels:
+            raise ValueError(f"MSSAR was made for {self.channels} channels; got {tuple(x.shape)}")
+        pools = self._source(x, context)
+        by_scale = self.sets.by_scale(pools)
+        branches = cast("Sequence[Branch]", self.branches)
+        for scale, branch, y in zip(self.scales, branches, by_scale, strict=True):
+            values = y.shape[0] * y.shape[2] * y.shape[3]
+            if values == 1 and (branch.norm1.training or branch.norm2.training):
+                raise ValueError(
+                    f"BN cannot train on a single value per channel: scale {scale} of a batch of "
+                    "one has one region; use a larger batch, or eval()"
+                )
+        return [branch(y) for branch, y in zip(branches, by_scale, strict=True)]
+
+    def _source(self, x: Tensor, context: Tensor | Pools | None) -> Pools:
+        if self.context_channels is None:
+            if context is not None:
+                raise ValueError("unexpected context: this MSSAR was made without context_channels")
+            return self.pool(x)
+        if context is None:
+            raise ValueError(
+                f"missing context: this MSSAR takes its weights from {self.context_channels} "
+                "channels of another map, so call layer(x, context)"
+            )
+        if isinstance(context, Tensor):
+            if context.ndim != 4:
+                raise ValueError(f"context is a map N C H W; got {tuple(context.shape)}")
+            context = self.pool(context)
+        if context.sets != self.sets:
+            raise ValueError(f"context was pooled for {context.sets}; this layer needs {self.sets}")
+        batch, channels = context.maps[0].shape[:2]
+        if channels != self.context_channels:
+            raise ValueError(
+                f"context has {channels} channels; this MSSAR takes {self.context_channels}"
+            )
+        if batch != x.shape[0] or context.size != _size(x):
+            raise ValueError(
+                f"context has batch {batch} and size {context.size}; "
+                f"x has batch {x.shape[0]} and size {_size(x)}, and they must agree"
+            )
+        return context
+
+    def extra_repr(self) -> str:
+        said = f"{self.channels}, scales={self.scales}, strategy={self.strategy!r}"
+        said += f", reduction={self.reduction}"
+        if self.context_channels is not None:
+            said += f", context_channels={self.context_channels}"
+        return said
+
+
+def _size(x: Tensor) -> tuple[int, int]:
+    return x.shape[-2], x.shape[-1]

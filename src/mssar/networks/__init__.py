@@ -1,0 +1,18 @@
+"""The networks of the paper, each with no recalibration, SE, MS-SAR or any other."""
+
+from mssar.networks.cifar_resnet import CifarResNet
+from mssar.networks.classifier import Classifier
+from mssar.networks.densenet import DenseNet
+from mssar.networks.registry import create_model, list_models
+from mssar.networks.resnet import BasicBlock, Bottleneck, ResNet
+
+__all__ = [
+    "BasicBlock",
+    "Bottleneck",
+    "CifarResNet",
+    "Classifier",
+    "DenseNet",
+    "ResNet",
+    "create_model",
+    "list_models",
+]

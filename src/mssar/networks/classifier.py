@@ -1,0 +1,66 @@
+"""What every network here has in common: a map, its mean over positions, one linear layer.
+
+The names are timm's, so that code written for its models works on these.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class Classifier(nn.Module, ABC):
+    """A network that ends in global average pooling and a linear layer ``fc``."""
+
+    num_features: int
+    num_classes: int
+    fc: nn.Linear | nn.Identity
+
+    @abstractmethod
+    def forward_features(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
+        """The last map, before the head."""
+
+    def forward_head(
+        self, x: Float[Tensor, "N C h w"], pre_logits: bool = False
+    ) -> Float[Tensor, "N D"]:
+        """Pool the last map and classify it; with ``pre_logits`` only pool it."""
+        pooled = x.mean((2, 3))
+        logits: Tensor = pooled if pre_logits else self.fc(pooled)
+        return logits
+
+    def forward(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N D"]:
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        return self.fc
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A fresh linear layer for so many classes; 0 leaves the pooled features."""
+        if num_classes < 0:
+            raise ValueError(f"num_classes is 0 (features) or more; got {num_classes}")
+        like = next(self.parameters())
+        self.num_classes = num_classes
+        self.fc = nn.Identity()
+        if num_classes:
+            self.fc = nn.Linear(
+                self.num_features, num_classes, device=like.device, dtype=like.dtype
+            )
+            nn.init.zeros_(self.fc.bias)
+
+
+def initialise(module: nn.Module) -> None:
+    """He's initialisation by fan-out for convolutions, as in the ResNet and DenseNet authors' code.
+
+    BN starts as the identity by itself; a recalibration initialises itself.
+    """
+    for name, child in module.named_children():
+        if name == "recalibrate":
+            continue
+        if isinstance(child, nn.Conv2d):
+            nn.init.kaiming_normal_(child.weight, mode="fan_out", nonlinearity="relu")
+        initialise(child)

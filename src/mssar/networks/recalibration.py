@@ -1,0 +1,31 @@
+"""How a network is told what to recalibrate its maps with: a factory from channels to a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from torch import nn
+
+from mssar.layer import MSSAR
+
+Recalibration: TypeAlias = Callable[..., nn.Module]  # channels → module
+
+
+def nothing(_channels: int) -> nn.Module:
+    """No recalibration: the map as it is."""
+    return nn.Identity()
+
+
+RECALIBRATIONS: dict[str, Recalibration] = {
+    "none": nothing,
+    "se": partial(MSSAR, scales=(1,)),
+    "mssar": MSSAR,
+}
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "se": ("reduction",),
+    "mssar": ("scales", "strategy", "reduction"),
+}

@@ -1,0 +1,102 @@
+"""The paper's networks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from mssar.networks.cifar_resnet import CifarResNet
+from mssar.networks.classifier import Classifier
+from mssar.networks.densenet import DenseNet
+from mssar.networks.recalibration import OPTIONS, RECALIBRATIONS, Recalibration
+from mssar.networks.resnet import BasicBlock, Bottleneck, ResNet
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How to build a network, and what is particular to it."""
+
+    build: Callable[..., Classifier]
+    num_classes: int
+    size: tuple[int, int, int]  # of the image it was made for
+    defaults: dict[str, Any] = field(default_factory=dict)  # recalibration options
+    staged: bool = False  # takes stage="multi" | "single"
+
+
+CIFAR: dict[str, Any] = {"num_classes": 10, "size": (3, 32, 32)}
+IMAGENET: dict[str, Any] = {"num_classes": 1000, "size": (3, 224, 224)}
+
+NETWORKS: dict[str, Architecture] = {
+    "resnet20": Architecture(partial(CifarResNet, 20), **CIFAR),
+    "resnet32": Architecture(partial(CifarResNet, 32), **CIFAR),
+    "resnet56": Architecture(partial(CifarResNet, 56), **CIFAR),
+    "densenet100": Architecture(partial(DenseNet, 100, 12), **CIFAR, staged=True),
+    "densenet190": Architecture(partial(DenseNet, 190, 40), **CIFAR, staged=True),
+    "resnet18": Architecture(partial(ResNet, BasicBlock, (2, 2, 2, 2)), **IMAGENET),
+    "resnet34": Architecture(partial(ResNet, BasicBlock, (3, 4, 6, 3)), **IMAGENET),
+    # On a bottleneck's full width the published counts fit SENet's reduction only.
+    "resnext50": Architecture(
+        partial(ResNet, Bottleneck, (3, 4, 6, 3)), **IMAGENET, defaults={"reduction": 16}
+    ),
+}
+
+
+def list_models() -> list[str]:
+    """The names :func:`create_model` takes."""
+    return list(NETWORKS)
+
+
+def architecture(name: str) -> Architecture:
+    if name not in NETWORKS:
+        raise ValueError(f"no network {name!r}; there are {', '.join(NETWORKS)}")
+    return NETWORKS[name]
+
+
+def create_model(
+    name: str,
+    recalibration: str | Recalibration = "none",
+    num_classes: int | None = None,
+    **options: Any,
+) -> Classifier:
+    """One of the paper's networks.
+
+    Args:
+        name: one of :func:`list_models`.
+        recalibration: "none", "se", "mssar", or a callable from channels to a module.
+        num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
+        options: for "se" ``reduction``; for "mssar" ``scales``, ``strategy`` and ``reduction``;
+            for DenseNets that are recalibrated ``stage``, "multi" (the default) or "single".
+            A callable is single-stage by default, and takes its own options with it.
+    """
+    chosen = architecture(name)
+    taken = _options(recalibration)
+    staging = ("stage",) if chosen.staged and recalibration != "none" else ()
+    for option in options:
+        if option not in taken + staging:
+            raise ValueError(
+                f"{name} with recalibration {recalibration!r} takes no option {option!r}; "
+                f"it takes {', '.join(taken + staging) or 'none'}"
+            )
+    if callable(recalibration):
+        factory, stage = recalibration, "single"
+    else:
+        factory, stage = RECALIBRATIONS[recalibration], "multi"
+    building: dict[str, Any] = {"stage": options.pop("stage", stage)} if staging else {}
+    settings = {k: v for k, v in chosen.defaults.items() if k in taken} | options
+    return chosen.build(
+        num_classes=chosen.num_classes if num_classes is None else num_classes,
+        recalibration=partial(factory, **settings) if settings else factory,
+        **building,
+    )
+
+
+def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
+    if callable(recalibration):
+        return ()
+    if recalibration not in OPTIONS:
+        raise ValueError(
+            f"recalibration is one of {', '.join(OPTIONS)}, or a callable; got {recalibration!r}"
+        )
+    return OPTIONS[recalibration]

@@ -1,0 +1,112 @@
+"""The coordinate sets of all scales together.  N batch, C channels, H W map, h w cells, L scales.
+
+What a layer sees of a map are its pools, one a scale. Where every scale divides the finest they all
+follow from the finest, and the scales' weights can be averaged on that small grid (``Nested``).
+Otherwise each scale pools for itself and the average is taken on the map (``Separate``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Size
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class Pools(NamedTuple):
+    """What a layer needs to know of a map; extend it by channels instead of pooling them again."""
+
+    maps: tuple[Tensor, ...]
+    size: Size
+    sets: Nested | Separate
+
+    def extend(self, other: Pools) -> Pools:
+        """The pools of two maps concatenated along channels."""
+        assert self.size == other.size, (self.size, other.size)
+        assert self.sets == other.sets, (self.sets, other.sets)
+        maps = tuple(torch.cat(pair, 1) for pair in zip(self.maps, other.maps, strict=True))
+        return Pools(maps, self.size, self.sets)
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Regions whose scales all divide the finest: the map is read once, the weights are few."""
+
+    sets: tuple[Regional, ...]
+
+    @property
+    def finest(self) -> Regional:
+        return max(self.sets, key=lambda regional: regional.scale)
+
+    def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
+        return Pools((self.finest.pool(x),), _size(x), self)
+
+    def by_scale(self, pools: Pools) -> list[Tensor]:
+        (fine,) = pools.maps
+        return [regional.coarsen(fine, self.finest, pools.size) for regional in self.sets]
+
+    def average(self, weights: Sequence[Tensor], size: Size) -> Float[Tensor, "N C h w"]:
+        """The mean over the scales, on the finest grid."""
+        refined = [
+            regional.refine(weight, self.finest, size)
+            for regional, weight in zip(self.sets, weights, strict=True)
+        ]
+        return sum(refined[1:], refined[0]) / len(refined)
+
+    def multiply(
+        self, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C h w"]
+    ) -> Float[Tensor, "N C H W"]:
+        return self.finest.multiply(x, z)
+
+    def spread(self, z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
+        return self.finest.spread(z, size)
+
+
+@dataclass(frozen=True)
+class Separate:
+    """Coordinate sets of any kind: a read of the map for each, weights averaged on the map."""
+
+    sets: tuple[CoordinateSet, ...]
+
+    def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
+        return Pools(tuple(s.pool(x) for s in self.sets), _size(x), self)
+
+    def by_scale(self, pools: Pools) -> list[Tensor]:
+        return list(pools.maps)
+
+    def average(self, weights: Sequence[Tensor], size: Size) -> Float[Tensor, "N C H W"]:
+        spread = [s.spread(weight, size) for s, weight in zip(self.sets, weights, strict=True)]
+        return sum(spread[1:], spread[0]) / len(spread)
+
+    def multiply(
+        self, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C H W"]
+    ) -> Float[Tensor, "N C H W"]:
+        return x * z
+
+    def spread(self, z: Float[Tensor, "N C H W"], size: Size) -> Float[Tensor, "N C H W"]:
+        assert tuple(z.shape[-2:]) == tuple(size)
+        return z
+
+
+def coordinate_sets(strategy: str, scales: Sequence[int]) -> Nested | Separate:
+    """The coordinate sets of these scales, nested where they can be."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy is one of {', '.join(STRATEGIES)}; got {strategy!r}")
+    sets = tuple(STRATEGIES[strategy](scale) for scale in scales)
+    if not sets or len(set(scales)) < len(sets):
+        raise ValueError(f"scales are different whole numbers, such as (1, 2, 4); got {scales}")
+    regional = tuple(s for s in sets if isinstance(s, Regional))
+    if len(regional) == len(sets) and all(max(scales) % scale == 0 for scale in scales):
+        return Nested(regional)
+    return Separate(sets)
+
+
+def _size(x: Tensor) -> Size:
+    return x.shape[-2], x.shape[-1]

@@ -1,0 +1,43 @@
+"""Set up before the package is imported: shape checks, torchvision without its compiled ops."""
+
+import importlib.util
+import typing
+
+import pytest
+import torch
+import torch.utils.flop_counter
+
+# The library imports its shape annotations for type checkers only. Here it really does, and
+# jaxtyping's hook then checks every annotated call. What it imports itself must be loaded before.
+if importlib.util.find_spec("jaxtyping") and importlib.util.find_spec("beartype"):
+    import beartype  # noqa: F401
+    from jaxtyping import install_import_hook
+
+    typing.TYPE_CHECKING = True
+    with install_import_hook("mssar", "beartype.beartype"):
+        import mssar
+    typing.TYPE_CHECKING = False
+else:
+    import mssar  # noqa: F401
+
+# A torchvision built for CUDA beside a torch built for the CPU cannot load its operators, and then
+# fails to import for want of their names. The networks need none of them.
+_torchvision = torch.library.Library("torchvision", "FRAGMENT")
+try:
+    torch.ops.torchvision.nms  # noqa: B018
+except AttributeError:
+    _torchvision.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _torchvision.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA device")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
