@@ -1,7 +1,11 @@
 """Set up before the package is imported: shape checks, torchvision without its compiled ops."""
 
+import importlib
 import importlib.util
+import sys
+import types
 import typing
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -41,3 +45,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def _ours() -> dict[str, types.ModuleType]:
+    return {n: m for n, m in sys.modules.items() if n == "mssar" or n.startswith("mssar.")}
+
+
+_plain: dict[str, types.ModuleType] = {}
+
+
+@pytest.fixture
+def unchecked() -> Iterator[types.ModuleType]:
+    """The package without its shape checks.
+
+    torch.compile and export cannot trace the checkers, and errors for wrong arguments are the
+    library's own only without them.
+    """
+    checked = _ours()
+    for name in checked:
+        del sys.modules[name]
+    sys.modules.update(_plain)
+    try:
+        yield importlib.import_module("mssar")
+    finally:
+        _plain.update(_ours())  # kept, so that it is imported once
+        for name in _plain:
+            sys.modules.pop(name, None)
+        sys.modules.update(checked)

@@ -8,8 +8,9 @@ the positions that consult it.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -50,6 +51,8 @@ class Regional:
     def runs(self, length: int) -> list[int]:
         """The sides of the regions along an axis: 2, 2, 2, 1 for an axis of 7 at scale 4."""
         parts = min(self.scale, length)
+        if length % parts == 0:
+            return [length // parts] * parts
         cuts = [-(-j * length // parts) for j in range(parts + 1)]
         return [end - start for start, end in pairwise(cuts)]
 
@@ -81,11 +84,9 @@ class Regional:
         coarse = fine
         for axis, length in zip((ROWS, COLUMNS), size, strict=True):
             inner, outer = (s._sides(length, axis, fine) for s in (finer, self))
-            if isinstance(inner, float):
-                outer = outer / inner
-            else:
-                coarse = coarse * inner
-            coarse = _sum_runs(coarse, axis, self.members(finer, length)) / outer
+            weighted = coarse * inner if isinstance(inner, Tensor) else coarse
+            sums = _sum_runs(weighted, axis, self.members(finer, length))
+            coarse = sums / outer if isinstance(inner, Tensor) else sums / (outer / inner)
         return coarse.to(fine.dtype)
 
     def refine(
@@ -99,9 +100,9 @@ class Regional:
     def members(self, finer: Regional, length: int) -> list[int]:
         """How many regions of ``finer`` make up each region of this set along an axis."""
         assert finer.scale % self.scale == 0, f"{self} and {finer} do not nest"
-        borders = list(accumulate(finer.runs(length), initial=0))
-        cuts = [borders.index(cut) for cut in accumulate(self.runs(length), initial=0)]
-        return [end - start for start, end in pairwise(cuts)]
+        if finer.scale > length:  # the fine regions are single positions
+            return self.runs(length)
+        return [finer.scale // self.scale] * self.scale
 
     def spread(self, z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
         """Give every position the value of the region it lies in."""
@@ -115,7 +116,7 @@ class Regional:
         h, w = self.grid((height, width))
         channels_last = _is_channels_last(x)
         if channels_last:
-            z = z.contiguous(memory_format=torch.channels_last)
+            z = z.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         if height % h or width % w:
             return x * self.spread(z, (height, width))
         rows = torch.unflatten(x, ROWS, (h, height // h))  # N C h a W
@@ -125,11 +126,11 @@ class Regional:
         # The innermost loop runs along a row: spread that axis (h/H of a map), broadcast the other.
         return (rows * _repeat_runs(z, COLUMNS, self.runs(width))[:, :, :, None]).flatten(2, 3)
 
-    def _sides(self, length: int, axis: int, like: Tensor) -> Tensor | float:
+    def _sides(self, length: int, axis: int, like: Tensor) -> Tensor | int:
         """:meth:`runs` as one number, or where they differ as a tensor along the axis."""
         parts = min(self.scale, length)
         if length % parts == 0:
-            return float(length // parts)
+            return length // parts
         # Made on the device: a copy from the host would wait for it, and break CUDA graphs.
         cuts = (torch.arange(parts + 1, device=like.device) * length + parts - 1) // parts
         sides = cuts.diff()
@@ -155,7 +156,8 @@ class Sliding:
 
     def radius(self, size: Size) -> int:
         """The largest whole T with T ≤ √(H·W) / K, in whole numbers so that no rounding enters."""
-        return math.isqrt(size[0] * size[1] // self.scale**2)
+        # index() makes a traced size a plain number; isqrt cannot take any other.
+        return math.isqrt(operator.index(size[0] * size[1]) // self.scale**2)
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
         """The mean over each position's window."""
@@ -184,7 +186,7 @@ def _sum_runs(x: Tensor, axis: int, runs: list[int]) -> Tensor:
     kind = accumulation(x)
     if len(runs) == x.shape[axis]:
         return x.to(kind)
-    if len(set(runs)) == 1:
+    if _alike(runs):
         return torch.unflatten(x, axis, (len(runs), runs[0])).sum(axis + 1, dtype=kind)
     return torch.stack([run.sum(axis, dtype=kind) for run in x.split(runs, axis)], axis)
 
@@ -199,7 +201,7 @@ def _repeat_runs(z: Tensor, axis: int, runs: list[int]) -> Tensor:
 
 
 def _repeat_entries(z: Tensor, axis: int, runs: list[int]) -> Tensor:
-    if len(set(runs)) == 1:
+    if _alike(runs):
         shape = [*z.shape[: axis + 1], runs[0], *z.shape[axis + 1 :]]
         return z.unsqueeze(axis + 1).expand(shape).flatten(axis, axis + 1)
     shape = list(z.shape)
@@ -208,6 +210,10 @@ def _repeat_entries(z: Tensor, axis: int, runs: list[int]) -> Tensor:
         shape[axis] = run
         pieces.append(entry.expand(shape))
     return torch.cat(pieces, axis)
+
+
+def _alike(runs: list[int]) -> bool:
+    return runs.count(runs[0]) == len(runs)
 
 
 def _is_channels_last(x: Tensor) -> bool:

@@ -40,10 +40,7 @@ class Nested:
     """Regions whose scales all divide the finest: the map is read once, the weights are few."""
 
     sets: tuple[Regional, ...]
-
-    @property
-    def finest(self) -> Regional:
-        return max(self.sets, key=lambda regional: regional.scale)
+    finest: Regional
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
         return Pools((self.finest.pool(x),), _size(x), self)
@@ -104,7 +101,7 @@ def coordinate_sets(strategy: str, scales: Sequence[int]) -> Nested | Separate:
         raise ValueError(f"scales are different whole numbers, such as (1, 2, 4); got {scales}")
     regional = tuple(s for s in sets if isinstance(s, Regional))
     if len(regional) == len(sets) and all(max(scales) % scale == 0 for scale in scales):
-        return Nested(regional)
+        return Nested(regional, Regional(max(scales)))
     return Separate(sets)
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
 from rich import box
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 import mssar
 from mssar.cost import Cost
 from mssar.lab.experiments import counts
 from mssar.networks.registry import architecture
+
+T = TypeVar("T")
 
 app = typer.Typer(
     name="mssar",
@@ -76,7 +80,7 @@ def cost(
     if paper == (net is not None):
         raise ValueError(f"name a network ({', '.join(mssar.list_models())}), or pass --paper")
     if net is None:
-        rows = list(counts.compare())
+        rows = counts.compare(_tracked)
         _print_json([asdict(row) for row in rows]) if as_json else _print_paper(rows)
         return
     channels, *sides = architecture(net).size
@@ -126,7 +130,7 @@ def _print_cost(found: Cost, depth: int) -> None:
 def _print_paper(rows: list[counts.Row]) -> None:
     remarks = list(dict.fromkeys(row.remark for row in rows if row.remark))
     table = Table("table", "network", "", "scales", "r", box=box.SIMPLE_HEAD)
-    for column in ("params", "ours", "differ", "MACs", "ours", "differ", "note"):
+    for column in ("parameters", "ours", "differ", "multiply-adds", "ours", "differ", "note"):
         table.add_column(column, justify="right")
     for before, row in zip([None, *rows], rows, strict=False):
         if before and before.network != row.network:
@@ -154,7 +158,17 @@ def _in_units(count: counts.Count) -> tuple[str, str, str]:
     if count.published is None or count.difference is None:
         return "", own, ""
     published = f"{count.published / unit:.{digits}f} {letter}"
-    return published, own, f"{count.difference / unit:+.{digits}f}"
+    difference = round(count.difference / unit, digits) + 0.0  # no minus before a zero
+    return published, own, f"{difference:+.{digits}f}"
+
+
+def _tracked(items: list[T]) -> Iterable[T]:
+    """Progress on standard error: a bar, or one line where there is no terminal."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        return track(items, "counting", console=console, transient=True)
+    console.print(f"counting {len(items)} networks")
+    return items
 
 
 def _console() -> Console:

@@ -1,0 +1,123 @@
+"""The command as its user meets it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import mssar
+from mssar.lab import cli
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(cli.app, list(words))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """The one line that a mistake is answered with."""
+    monkeypatch.setattr(sys, "argv", ["mssar", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    said = capsys.readouterr()
+    assert stop.value.code == 2
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    return line
+
+
+def test_cost_shows_the_total_and_the_recalibrations_share():
+    lines = run("cost", "resnet20", "--recalibration", "mssar").splitlines()
+    by_name = {line.split()[0]: line.split()[1:] for line in lines if line.split()}
+    assert by_name["total"] == ["306,530", "41,032,928"]
+    assert by_name["recalibration"] == ["34,056", "(+12.50%)", "219,744", "(+0.54%)"]
+    assert by_name["layer3.2.recalibrate"] == ["MSSAR", "8,574", "56,448"]
+    assert "layer3.2.conv1" not in by_name
+    deep = run("cost", "resnet20", "--depth", "3")
+    assert "layer3.2.conv1" in deep
+
+
+def test_cost_passes_every_option_on():
+    words = ("--recalibration", "mssar", "--scales", "2,3", "--reduction", "2", "--stage", "single")
+    said = run("cost", "densenet100", *words, "--classes", "7", "--size", "16", "--json")
+    network = mssar.create_model(
+        "densenet100", "mssar", 7, scales=(2, 3), reduction=2, stage="single"
+    )
+    found = json.loads(said)
+    expected = mssar.cost(network, (3, 16, 16))
+    assert (found["params"], found["macs"]) == (expected.params, expected.macs)
+    assert found["modules"][0]["name"] == "conv1"
+    slid = json.loads(
+        run("cost", "resnet20", "--recalibration", "mssar", "--strategy", "sliding", "--json")
+    )
+    assert slid["macs"] > 41_032_928
+
+
+def test_cost_of_the_paper_shows_both_numbers_and_remarks():
+    said = run("cost", "--paper")
+    shown = [" ".join(line.split()) for line in said.splitlines()]
+    assert "3 resnet56 none 0.85 M 0.86 M +0.01 125.7 M 125.7 M +0.0 4" in shown
+    assert "misprint" in said
+    assert "-0.0 " not in said
+    found = json.loads(run("cost", "--paper", "--json"))
+    assert len(found) == 45
+    assert {row["reduction"] for row in found if row["network"] == "resnet56"} == {None, 1, 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("cost",), "name a network (resnet20, "),
+        (("cost", "resnet20", "--paper"), "name a network (resnet20, "),
+        (("cost", "resnet21"), "no network 'resnet21'; there are resnet20, "),
+        (("cost", "resnet20", "--scales", "1,2"), "takes no option 'scales'; it takes none"),
+        (("cost", "resnet20", "--recalibration", "mssar", "--scales", "1,x"), "got '1,x'"),
+        (("cost", "resnet20", "--recalibration", "mssar", "--scales", "1,1"), "got (1, 1)"),
+        (("cost", "resnet20", "--recalibration", "cbam"), "got 'cbam'"),
+        (("cost", "resnet20", "--size", "0"), "C, H, W of one image"),
+        (("cost", "resnet20", "--classes", "-1"), "got -1"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, monkeypatch, words, message):
+    assert message in fail(capsys, monkeypatch, *words)
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("cost", "--help")])
+def test_help_has_an_example_and_every_option(words):
+    said = CliRunner().invoke(cli.app, list(words)).output
+    assert "Usage:" in said
+    if "cost" in words:
+        assert "mssar cost resnet20 --recalibration mssar" in said
+        for option in ("--scales", "--strategy", "--reduction", "--stage", "--paper", "--json"):
+            assert option in said
+
+
+def test_the_version_is_the_packages():
+    assert run("--version").startswith(f"mssar {mssar.__version__}, torch ")
+
+
+def test_the_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "mssar", "cost", "resnet20", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["params"] == 272_474
+
+
+def test_without_the_lab_the_command_says_what_to_install(tmp_path):
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(name='typer')")
+    done = subprocess.run(
+        [sys.executable, "-m", "mssar", "cost", "resnet20"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert done.stderr == "mssar: the command needs typer: pip install 'mssar[lab]'\n"

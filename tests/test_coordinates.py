@@ -1,0 +1,397 @@
+"""Coordinate sets against their definition, and the identities a partition obeys."""
+
+import math
+
+import oracle
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mssar import Regional, Sliding
+
+SETS = {"regional": Regional, "sliding": Sliding}
+FORMATS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+sizes = st.tuples(st.integers(1, 33), st.integers(1, 17))
+scales = st.integers(1, 7)
+seeds = st.integers(0, 2**16)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def laid_out(x: Tensor, memory_format: str) -> Tensor:
+    return x.detach().clone(memory_format=FORMATS[memory_format]).requires_grad_()
+
+
+def on_grid(pools: Tensor, regions: oracle.Regions) -> Tensor:
+    return pools.unflatten(2, regions.grid)
+
+
+def agree(ours: Tensor, theirs: Tensor, x: Tensor, y: Tensor, seed: int) -> None:
+    """Two results, and the gradients of a random linear functional of them."""
+    torch.testing.assert_close(ours, theirs, **EXACT)
+    functional = random(*ours.shape, seed=seed + 1)
+    (dx,) = torch.autograd.grad(ours, x, functional)
+    (dy,) = torch.autograd.grad(theirs, y, functional)
+    torch.testing.assert_close(dx, dy, **EXACT)
+
+
+# --- Against the definition
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("strategy", SETS)
+@settings(deadline=None, max_examples=40)
+@given(size=sizes, scale=scales, seed=seeds)
+@example(size=(1, 1), scale=4, seed=0)
+@example(size=(7, 7), scale=4, seed=0)
+@example(size=(14, 14), scale=4, seed=0)
+@example(size=(3, 2), scale=7, seed=0)
+@example(size=(2, 9), scale=4, seed=0)
+@example(size=(33, 17), scale=1, seed=0)
+def test_pool_and_spread_follow_the_definition(strategy, memory_format, size, scale, seed):
+    ours, theirs = SETS[strategy](scale), oracle.STRATEGIES[strategy](size, scale)
+    assert ours.grid(size) == theirs.grid
+
+    x, y = laid_out(random(2, 3, *size, seed=seed), memory_format), random(2, 3, *size, seed=seed)
+    y.requires_grad_()
+    agree(ours.pool(x), on_grid(oracle.pool(y, theirs), theirs), x, y, seed)
+
+    z = laid_out(random(2, 3, *theirs.grid, seed=seed), memory_format)
+    t = random(2, 3, *theirs.grid, seed=seed).requires_grad_()
+    spread = ours.spread(z, size)
+    agree(spread, oracle.spread(t.flatten(2), theirs, size), z, t, seed)
+    if theirs.grid != (1, 1):  # there the formats are the same
+        assert spread.is_contiguous(memory_format=FORMATS[memory_format])
+
+
+@pytest.mark.parametrize(
+    ("length", "scale", "sides"),
+    [
+        (7, 4, [2, 2, 2, 1]),
+        (14, 4, [4, 3, 4, 3]),
+        (7, 2, [4, 3]),
+        (8, 4, [2, 2, 2, 2]),
+        (3, 7, [1, 1, 1]),
+        (1, 5, [1]),
+    ],
+)
+def test_sides_of_regions(length, scale, sides):
+    assert Regional(scale).runs(length) == sides
+    # The same, seen from outside: a ramp's means tell where the borders are.
+    ramp = torch.arange(length, dtype=torch.float64).view(1, 1, length, 1)
+    starts = [sum(sides[:i]) for i in range(len(sides))]
+    means = [start + (side - 1) / 2 for start, side in zip(starts, sides, strict=True)]
+    assert Regional(scale).pool(ramp).flatten().tolist() == pytest.approx(means)
+    assert Regional(scale).pool(ramp.mT).flatten().tolist() == pytest.approx(means)
+
+
+# --- Identities of a partition
+
+
+@settings(deadline=None, max_examples=60)
+@given(size=sizes, scale=scales, data=st.data())
+def test_order_inside_a_region_does_not_matter(size, scale, data):
+    regions = oracle.regional(size, scale)
+    members = data.draw(st.sampled_from(regions.members))
+    order = data.draw(st.permutations(members))
+    x = random(2, 3, *size)
+    permuted = x.flatten(2).clone()
+    permuted[:, :, members] = permuted[:, :, order]
+    permuted = permuted.view_as(x)
+    torch.testing.assert_close(Regional(scale).pool(permuted), Regional(scale).pool(x), **EXACT)
+
+
+@settings(deadline=None, max_examples=60)
+@given(size=sizes.filter(lambda size: size != (1, 1)), scale=st.integers(2, 7), data=st.data())
+def test_a_value_moved_over_a_border_changes_two_regions(size, scale, data):
+    regions = oracle.regional(size, scale)
+    width = size[1]
+    neighbours = [(p, p + 1) for p in range(math.prod(size)) if (p + 1) % width]
+    neighbours += [(p, p + width) for p in range(math.prod(size) - width)]
+    crossing = [(p, q) for p, q in neighbours if regions.of[p] != regions.of[q]]
+    here, there = data.draw(st.sampled_from(crossing))
+
+    x = random(1, 1, *size)
+    moved = x.flatten().clone()
+    moved[here] -= 10.0
+    moved[there] += 10.0
+    change = (Regional(scale).pool(moved.view_as(x)) - Regional(scale).pool(x)).flatten()
+    expected = torch.zeros_like(change)
+    expected[regions.of[here]] = -10.0 / len(regions.members[regions.of[here]])
+    expected[regions.of[there]] = 10.0 / len(regions.members[regions.of[there]])
+    torch.testing.assert_close(change, expected, **EXACT)
+    assert int((change.abs() > 1e-6).sum()) == 2
+
+
+@pytest.mark.parametrize("side", [1, 2, 7, 16])
+def test_one_window_over_a_square_is_one_region(side):
+    x = random(2, 3, side, side)
+    torch.testing.assert_close(
+        Sliding(1).pool(x), Regional(1).spread(Regional(1).pool(x), (side, side)), **EXACT
+    )
+    torch.testing.assert_close(
+        Sliding(1).pool(x), x.mean((2, 3), keepdim=True).expand_as(x), **EXACT
+    )
+
+
+@pytest.mark.parametrize("strategy", SETS)
+@settings(deadline=None, max_examples=40)
+@given(size=sizes, scale=scales)
+def test_a_constant_stays_itself(strategy, size, scale):
+    constant = random(2, 3, 1, 1).expand(2, 3, *size)
+    coordinates = SETS[strategy](scale)
+    torch.testing.assert_close(
+        coordinates.spread(coordinates.pool(constant), size), constant.contiguous(), **EXACT
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(size=sizes, scale=scales)
+@example(size=(7, 7), scale=4)
+@example(size=(3, 2), scale=7)
+def test_regions_cover_the_map_once(size, scale):
+    x = random(2, 3, *size)
+    regional = Regional(scale)
+    rows = torch.tensor(regional.runs(size[0]), dtype=torch.float64)
+    columns = torch.tensor(regional.runs(size[1]), dtype=torch.float64)
+    assert (int(rows.sum()), int(columns.sum())) == size
+    total = (regional.pool(x) * rows[:, None] * columns).sum((2, 3))
+    torch.testing.assert_close(total, x.sum((2, 3)), **EXACT)
+
+
+def test_adaptive_pooling_is_no_partition():
+    """From 7 to 2 its cells are [0, 4) and [3, 7): the middle row and column count twice."""
+    x = random(1, 1, 7, 7)
+    adaptive, ours = F.adaptive_avg_pool2d(x, 2), Regional(2).pool(x)
+    assert (adaptive - ours).abs().amax() > 0.01
+    partition = torch.stack(
+        [
+            x[..., :4, :4].mean((2, 3)),
+            x[..., :4, 4:].mean((2, 3)),
+            x[..., 4:, :4].mean((2, 3)),
+            x[..., 4:, 4:].mean((2, 3)),
+        ],
+        2,
+    ).unflatten(2, (2, 2))
+    torch.testing.assert_close(ours, partition, **EXACT)
+    # Every position counts in one region of ours, and four times in the middle of the other's.
+    for pooled, areas, middle in (
+        (Regional(2).pool, torch.tensor([[16.0, 12.0], [12.0, 9.0]]), 1.0),
+        (lambda m: F.adaptive_avg_pool2d(m, 2), torch.full((2, 2), 16.0), 4.0),
+    ):
+        m = torch.zeros(1, 1, 7, 7, requires_grad=True)
+        (count,) = torch.autograd.grad((pooled(m) * areas).sum(), m)
+        assert float(count[0, 0, 3, 3]) == pytest.approx(middle)
+        assert float(count[0, 0, 0, 0]) == pytest.approx(1.0)
+
+
+# --- Coarser regions as unions of finer ones
+
+nested = st.tuples(scales, st.integers(1, 4)).map(lambda pair: (pair[0], pair[0] * pair[1]))
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@settings(deadline=None, max_examples=40)
+@given(size=sizes, pair=nested, seed=seeds)
+@example(size=(7, 7), pair=(2, 4), seed=0)
+@example(size=(3, 2), pair=(2, 8), seed=0)
+@example(size=(5, 17), pair=(4, 8), seed=0)
+@example(size=(1, 1), pair=(1, 4), seed=0)
+def test_coarser_pools_follow_from_finer_ones(memory_format, size, pair, seed):
+    coarse, fine = map(Regional, pair)
+    regions, finer = oracle.regional(size, pair[0]), oracle.regional(size, pair[1])
+    x, y = laid_out(random(2, 3, *size, seed=seed), memory_format), random(2, 3, *size, seed=seed)
+    y.requires_grad_()
+    coarsened = coarse.coarsen(fine.pool(x), fine, size)
+    agree(coarsened, on_grid(oracle.pool(y, regions), regions), x, y, seed)
+    torch.testing.assert_close(coarsened, coarse.pool(x), **EXACT)
+
+    # Refining is the same rule the other way: all finer regions of one region take its value.
+    z = laid_out(random(2, 3, *regions.grid, seed=seed), memory_format)
+    t = random(2, 3, *regions.grid, seed=seed).requires_grad_()
+    owners = [regions.of[members[0]] for members in finer.members]
+    refined = on_grid(torch.stack([t.flatten(2)[:, :, o] for o in owners], 2), finer)
+    agree(coarse.refine(z, fine, size), refined, z, t, seed)
+    torch.testing.assert_close(
+        fine.spread(coarse.refine(z, fine, size), size), coarse.spread(z, size), **EXACT
+    )
+
+
+@pytest.mark.parametrize("format_of_z", FORMATS)
+@pytest.mark.parametrize("memory_format", FORMATS)
+@settings(deadline=None, max_examples=30)
+@given(size=sizes, scale=scales, seed=seeds)
+@example(size=(8, 8), scale=4, seed=0)
+@example(size=(7, 7), scale=4, seed=0)
+@example(size=(3, 2), scale=7, seed=0)
+def test_multiply_is_x_times_the_spread_map(memory_format, format_of_z, size, scale, seed):
+    regions = oracle.regional(size, scale)
+    x = laid_out(random(2, 3, *size, seed=seed), memory_format)
+    z = laid_out(random(2, 3, *regions.grid, seed=seed + 1), format_of_z)
+    ours = Regional(scale).multiply(x, z)
+    theirs = x * oracle.spread(z.flatten(2), regions, size)
+    torch.testing.assert_close(ours, theirs, **EXACT)
+    assert ours.is_contiguous(memory_format=FORMATS[memory_format])
+    functional = random(*ours.shape, seed=seed + 2)
+    for ours_grad, theirs_grad in zip(
+        torch.autograd.grad(ours, (x, z), functional),
+        torch.autograd.grad(theirs, (x, z), functional),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours_grad, theirs_grad, **EXACT)
+
+
+@pytest.mark.parametrize("strategy", SETS)
+@pytest.mark.parametrize("scale", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_sums_do_not_run_over(dtype, scale, strategy):
+    """A 64 × 64 map of values around 100 sums to six times float16's largest number."""
+    x = (torch.randn(1, 3, 64, 64) + 100.0).to(dtype)
+    if strategy == "sliding":
+        exact = exact_window_means(x, scale)
+    else:
+        regions = oracle.regional((64, 64), scale)
+        exact = on_grid(oracle.pool(x.double(), regions), regions)
+    pooled = SETS[strategy](scale).pool(x).double()
+    torch.testing.assert_close(pooled, exact, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+# --- Sliding windows
+
+
+def test_border_windows_divide_by_what_they_hold():
+    # √(3·3) / 3 = 1: windows of 3 × 3, of which a corner holds 4 positions and an edge 6.
+    x = torch.arange(1.0, 10.0, dtype=torch.float64).view(1, 1, 3, 3)
+    means = [[3.0, 3.5, 4.0], [4.5, 5.0, 5.5], [6.0, 6.5, 7.0]]
+    torch.testing.assert_close(Sliding(3).pool(x)[0, 0], torch.tensor(means, dtype=x.dtype))
+    # √(1·4) / 1 = 2: along a row of four the outer windows hold three positions.
+    x = torch.tensor([[[[1.0, 2.0, 3.0, 10.0]]]], dtype=torch.float64)
+    means = [[2.0, 4.0, 4.0, 5.0]]
+    torch.testing.assert_close(Sliding(1).pool(x)[0, 0], torch.tensor(means, dtype=x.dtype))
+    # √(2·3) / 3 < 1: everyone for himself.
+    x = random(1, 2, 2, 3)
+    torch.testing.assert_close(Sliding(3).pool(x), x)
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "radius"),
+    [
+        ((7, 7), 7, 1),  # 7/7 in floating point could fall below 1
+        ((49, 49), 7, 7),
+        ((3, 12), 2, 3),
+        ((3, 12), 6, 1),
+        ((3, 12), 7, 0),
+        ((33, 17), 1, 23),
+        ((224, 224), 224, 1),
+        ((224, 224), 225, 0),
+    ],
+)
+def test_the_window_reaches_whole_steps_exactly(size, scale, radius):
+    assert Sliding(scale).radius(size) == radius
+    # The middle of a map that is zero except there: every window that reaches it sees it.
+    h, w = size[0] // 2, size[1] // 2
+    x = torch.zeros(1, 1, *size, dtype=torch.float64)
+    x[..., h, w] = 1.0
+    seen = Sliding(scale).pool(x)[0, 0] > 1e-9
+    expected = torch.zeros(size, dtype=torch.bool)
+    expected[max(0, h - radius) : h + radius + 1, max(0, w - radius) : w + radius + 1] = True
+    assert torch.equal(seen, expected)
+
+
+def exact_window_means(x: Tensor, scale: int) -> Tensor:
+    """From an integral image; in float64 its cancellation stays far below 1e-8 here."""
+    height, width = x.shape[2:]
+    radius = math.isqrt(height * width // scale**2)
+    integral = F.pad(x.double(), (1, 0, 1, 0)).cumsum(2).cumsum(3)
+    top, left = ((torch.arange(n) - radius).clamp(min=0) for n in (height, width))
+    bottom = (torch.arange(height) + radius + 1).clamp(max=height)
+    right = (torch.arange(width) + radius + 1).clamp(max=width)
+    sums = (
+        integral[:, :, bottom][..., right]
+        - integral[:, :, top][..., right]
+        - integral[:, :, bottom][..., left]
+        + integral[:, :, top][..., left]
+    )
+    return sums / ((bottom - top)[:, None] * (right - left))
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("scale", [1, 2, 7, 32, 224, 300])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda shape: torch.randn(shape) + 1.0,
+        torch.rand,
+        lambda shape: 0.1 * torch.randn(shape) + 8.0,
+    ],
+    ids=["around 1", "in [0, 1]", "around 8"],
+)
+def test_large_maps_keep_their_accuracy(make, scale, memory_format):
+    """A float32 integral image of such a map is off by about 1e-3."""
+    x = make((1, 3, 224, 224)).contiguous(memory_format=FORMATS[memory_format])
+    pooled = Sliding(scale).pool(x)
+    assert pooled.dtype == torch.float32
+    torch.testing.assert_close(pooled.double(), exact_window_means(x, scale), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "scale"), [((5, 4), 2), ((9, 1), 3), ((6, 6), 1)])
+def test_the_fast_exact_means_are_the_definition(size, scale):
+    x = random(2, 3, *size)
+    expected = oracle.pool(x, oracle.sliding(size, scale)).unflatten(2, size)
+    torch.testing.assert_close(exact_window_means(x, scale), expected, **EXACT)
+
+
+class Elements(TorchDispatchMode):
+    """Counts the elements that operations write; views write none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = 0
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.names.add(func._schema.name)
+            for result in out if isinstance(out, tuple | list) else [out]:
+                self.written += result.numel() if isinstance(result, Tensor) else 0
+        return out
+
+
+# They read a whole window for each element they write: counting those would be no measure.
+HEAVY = ("conv", "pool", "mm", "matmul", "einsum", "im2col", "unfold")
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+def test_the_cost_of_sliding_does_not_depend_on_the_scale(memory_format):
+    x = laid_out(torch.randn(1, 4, 128, 128), memory_format)
+    forward, backward = {}, {}
+    for scale in (2, 4, 16, 64):
+        with Elements() as ahead:
+            pooled = Sliding(scale).pool(x)
+        with Elements() as back:
+            pooled.backward(torch.ones_like(pooled))
+        assert not [n for n in ahead.names | back.names if any(word in n for word in HEAVY)]
+        forward[scale], backward[scale] = ahead.written / x.numel(), back.written / x.numel()
+    for passes, limit in ((forward, 40), (backward, 80)):
+        assert max(passes.values()) <= 3 * min(passes.values()), passes
+        assert max(passes.values()) <= limit, passes
+
+
+# --- Wrong arguments
+
+
+@pytest.mark.parametrize("scale", [0, -1, 1.5, True, "2"])
+@pytest.mark.parametrize("kind", ["Regional", "Sliding"])
+def test_a_wrong_scale_is_refused(unchecked, kind, scale):
+    with pytest.raises(ValueError, match=rf"whole number of at least 1.*got {scale!r}$"):
+        getattr(unchecked, kind)(scale)

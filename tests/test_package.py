@@ -1,0 +1,52 @@
+"""What importing the package does, and what it does not need."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mssar
+
+
+def test_the_library_needs_nothing_but_torch():
+    program = """
+import sys
+
+for name in "beartype jaxtyping mssar.lab numpy rich timm torchvision triton typer".split():
+    sys.modules[name] = None  # an import of it fails
+import torch
+import mssar
+
+layer = mssar.MSSAR(8)
+layer(torch.randn(2, 8, 7, 7)).sum().backward()
+assert layer.branches[2].reduce.weight.grad.any()
+print(mssar.cost(mssar.create_model("resnet20", "mssar"), (3, 32, 32)).params)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "306530\n", done.stderr
+
+
+def test_public_names():
+    assert mssar.__all__ == sorted(mssar.__all__)
+    assert all(hasattr(mssar, name) for name in mssar.__all__)
+    assert {"MSSAR", "Regional", "Sliding", "cost", "create_model", "list_models"} == set(
+        mssar.__all__
+    )
+
+
+def test_the_version_is_said_once():
+    try:
+        installed = importlib.metadata.version("mssar")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package is not installed, only on the path")
+    assert installed == mssar.__version__
+    cited = Path(__file__).parents[1] / "CITATION.cff"
+    assert f"version: {mssar.__version__}\n" in cited.read_text()
+
+
+def test_the_package_is_marked_typed():
+    assert (Path(mssar.__file__).parent / "py.typed").exists()
