@@ -211,19 +211,18 @@ def test_coarser_pools_follow_from_finer_ones(memory_format, size, pair, seed):
     regions, finer = oracle.regional(size, pair[0]), oracle.regional(size, pair[1])
     x, y = laid_out(random(2, 3, *size, seed=seed), memory_format), random(2, 3, *size, seed=seed)
     y.requires_grad_()
-    coarsened = coarse.coarsen(fine.pool(x), fine, size)
+    coarsened = coarse.coarsen(fine.pool(x), fine.areas(size, x))
     agree(coarsened, on_grid(oracle.pool(y, regions), regions), x, y, seed)
     torch.testing.assert_close(coarsened, coarse.pool(x), **EXACT)
 
-    # Refining is the same rule the other way: all finer regions of one region take its value.
+    # And the other way, drawn on the finer grid: all finer regions of one take its value.
     z = laid_out(random(2, 3, *regions.grid, seed=seed), memory_format)
     t = random(2, 3, *regions.grid, seed=seed).requires_grad_()
     owners = [regions.of[members[0]] for members in finer.members]
     refined = on_grid(torch.stack([t.flatten(2)[:, :, o] for o in owners], 2), finer)
-    agree(coarse.refine(z, fine, size), refined, z, t, seed)
-    torch.testing.assert_close(
-        fine.spread(coarse.refine(z, fine, size), size), coarse.spread(z, size), **EXACT
-    )
+    on_fine = coarse.spread(z, fine.grid(size))
+    agree(on_fine, refined, z, t, seed)
+    torch.testing.assert_close(fine.spread(on_fine, size), coarse.spread(z, size), **EXACT)
 
 
 @pytest.mark.parametrize("format_of_z", FORMATS)

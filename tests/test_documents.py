@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -118,16 +118,16 @@ def test_a_failing_block_is_named_by_file_and_line() -> None:
 # --- commands ---
 
 
-def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def start(*arguments: str) -> "subprocess.Popen[str]":
     """Python in a process of its own: free of the shape checks, which would double the time."""
     colours = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     environment = {k: v for k, v in os.environ.items() if k not in colours}
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, *arguments],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         encoding="utf-8",
         env=environment | {"PYTHONUTF8": "1"},
-        check=False,
     )
 
 
@@ -146,18 +146,18 @@ print(json.dumps(counts))
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[dict[str, "Future[subprocess.CompletedProcess[str]]"]]:
-    """Every process this module needs, started before its first test: some take a while."""
+def running() -> Iterator[dict[str, "subprocess.Popen[str]"]]:
+    """Every process that this module waits for, started together: some take a while."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # they have the other cores
-    with ThreadPoolExecutor(2) as pool:
-        counting = pool.submit(run, ["-c", COUNT])
-        slowest_first = sorted({c.text for c in OURS}, key=lambda text: "--paper" not in text)
-        started = {
-            text: pool.submit(run, ["-m", *shlex.split(text, comments=True)])
-            for text in slowest_first
-        }
-        yield started | {"counts": counting}
+    with ExitStack() as stack:
+        started = {"counts": stack.enter_context(start("-c", COUNT))}
+        for command in OURS:
+            process = start("-m", *shlex.split(command.text, comments=True))
+            started[command.place] = stack.enter_context(process)
+        yield started
+        for process in started.values():
+            process.kill()
     torch.set_num_threads(threads)
 
 
@@ -185,15 +185,16 @@ def test_output_is_compared_line_by_line() -> None:
 
 @pytest.mark.parametrize("command", OURS, ids=lambda command: command.place)
 def test_command_prints_what_is_shown(
-    command: Command, running: dict[str, "Future[subprocess.CompletedProcess[str]]"]
+    command: Command, running: dict[str, "subprocess.Popen[str]"]
 ) -> None:
-    finished = running[command.text].result()
+    process = running[command.place]
+    out, err = process.communicate()
     mistaken = command.shown[:1] and command.shown[0].startswith("mssar: ")
-    printed = finished.stderr if mistaken else finished.stdout  # progress is on stderr too
+    printed = err if mistaken else out  # progress is on stderr too
     assert same(command.shown, printed.splitlines()), (
         f"{command.place} does not show what `{command.text}` prints:\n{printed}"
     )
-    assert finished.returncode == (2 if mistaken else 0), finished.stderr
+    assert process.returncode == (2 if mistaken else 0), err
 
 
 def test_commands_ask_make_for_targets_that_exist() -> None:
@@ -218,12 +219,10 @@ NETWORKS_ROW = (
 
 
 @pytest.fixture
-def counts(
-    running: dict[str, "Future[subprocess.CompletedProcess[str]]"],
-) -> dict[str, tuple[int, int]]:
-    finished = running["counts"].result()
-    assert finished.returncode == 0, finished.stderr
-    return {name: tuple(found) for name, found in json.loads(finished.stdout).items()}
+def counts(running: dict[str, "subprocess.Popen[str]"]) -> dict[str, tuple[int, int]]:
+    out, err = running["counts"].communicate()
+    assert out, err
+    return {name: tuple(found) for name, found in json.loads(out).items()}
 
 
 def test_tables_of_counts_are_exact(counts: dict[str, tuple[int, int]]) -> None:

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:  # the tests set this, and so check every shape below
-    from jaxtyping import Float
+    from collections.abc import Callable
+
+    from jaxtyping import Float, Int
 
 Size: TypeAlias = tuple[int, int]
 
@@ -61,48 +63,35 @@ class Regional:
         height, width = x.shape[-2:]
         h, w = self.grid((height, width))
         if height % h or width % w:
-            strips = _sum_runs(x, ROWS, self.runs(height)) / self._sides(height, ROWS, x)
-            sums = _sum_runs(strips, COLUMNS, self.runs(width))
-            return (sums / self._sides(width, COLUMNS, x)).to(x.dtype)
+            strips = _mean_runs(x.to(accumulation(x)), ROWS, self.runs(height))
+            return _mean_runs(strips, COLUMNS, self.runs(width)).to(x.dtype)
         cell = height // h, width // w
         if cell == (1, 1):
             return x
         if x.device.type == "cpu" and not torch.compiler.is_compiling():
-            return F.avg_pool2d(x, cell)  # vectorised over channels; a sum over two axes is not
-        # Sums, then one division on the small grid: their gradient is an expanded view, no new map.
-        cells = torch.unflatten(torch.unflatten(x, COLUMNS, (w, cell[1])), ROWS, (h, cell[0]))
-        return (cells.sum((3, 5), dtype=accumulation(x)) / math.prod(cell)).to(x.dtype)
+            return F.avg_pool2d(x, cell)  # vectorised over channels; a mean over two axes is not
+        return torch.unflatten(torch.unflatten(x, 3, (w, cell[1])), 2, (h, cell[0])).mean((3, 5))
 
     def coarsen(
-        self, fine: Float[Tensor, "N C f g"], finer: Regional, size: Size
+        self, fine: Float[Tensor, "N C f g"], areas: Float[Tensor, "1 1 f g"] | None
     ) -> Float[Tensor, "N C h w"]:
-        """What :meth:`pool` gives, from the pools of ``finer`` and without reading the map again.
+        """What :meth:`pool` gives, from finer pools and their areas, and not from the map.
 
         Where K divides K' the borders ⌈j·n/K⌉ are among those of K', whatever n is, so a coarse
-        region is a union of fine ones: its mean is theirs, weighted by their areas.
+        region is a union of fine ones: the same regions, drawn on the grid of the fine ones. Its
+        mean is theirs, weighted by their areas.
         """
-        coarse = fine
-        for axis, length in zip((ROWS, COLUMNS), size, strict=True):
-            inner, outer = (s._sides(length, axis, fine) for s in (finer, self))
-            weighted = coarse * inner if isinstance(inner, Tensor) else coarse
-            sums = _sum_runs(weighted, axis, self.members(finer, length))
-            coarse = sums / outer if isinstance(inner, Tensor) else sums / (outer / inner)
-        return coarse.to(fine.dtype)
+        if areas is None:
+            return self.pool(fine)
+        return (self.pool(fine * areas) / self.pool(areas)).to(fine.dtype)
 
-    def refine(
-        self, z: Float[Tensor, "N C h w"], finer: Regional, size: Size
-    ) -> Float[Tensor, "N C f g"]:
-        """Give every region of ``finer`` the value of the region of this set that holds it."""
-        for axis, length in zip((COLUMNS, ROWS), reversed(size), strict=True):
-            z = _repeat_runs(z, axis, self.members(finer, length))
-        return z
-
-    def members(self, finer: Regional, length: int) -> list[int]:
-        """How many regions of ``finer`` make up each region of this set along an axis."""
-        assert finer.scale % self.scale == 0, f"{self} and {finer} do not nest"
-        if finer.scale > length:  # the fine regions are single positions
-            return self.runs(length)
-        return [finer.scale // self.scale] * self.scale
+    def areas(self, size: Size, like: Tensor) -> Float[Tensor, "1 1 h w"] | None:
+        """The areas of the regions of a map of this size; None where they are all alike."""
+        h, w = self.grid(size)
+        if size[0] % h == 0 and size[1] % w == 0:
+            return None
+        rows, columns = (self._sides(length, like.device) for length in size)
+        return (rows[:, None] * columns)[None, None].to(accumulation(like))
 
     def spread(self, z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
         """Give every position the value of the region it lies in."""
@@ -112,29 +101,34 @@ class Regional:
         self, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C h w"]
     ) -> Float[Tensor, "N C H W"]:
         """``x * spread(z)``, without making the spread map where the regions are of one size."""
+        return self._combine(torch.mul, x, z)
+
+    def add(
+        self, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C h w"]
+    ) -> Float[Tensor, "N C H W"]:
+        """``x + spread(z)``, likewise."""
+        return self._combine(torch.add, x, z)
+
+    def _combine(self, op: Callable[[Tensor, Tensor], Tensor], x: Tensor, z: Tensor) -> Tensor:
         height, width = x.shape[-2:]
-        h, w = self.grid((height, width))
+        h, w = z.shape[-2:]
         channels_last = _is_channels_last(x)
         if channels_last:
             z = z.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         if height % h or width % w:
-            return x * self.spread(z, (height, width))
+            return op(x, self.spread(z, (height, width)))
         rows = torch.unflatten(x, ROWS, (h, height // h))  # N C h a W
-        if channels_last:  # the innermost loop runs over channels: broadcast both axes
-            cells = torch.unflatten(rows, 4, (w, width // w))  # N C h a w b
-            return (cells * z[:, :, :, None, :, None]).flatten(4, 5).flatten(2, 3)
-        # The innermost loop runs along a row: spread that axis (h/H of a map), broadcast the other.
-        return (rows * _repeat_runs(z, COLUMNS, self.runs(width))[:, :, :, None]).flatten(2, 3)
+        if x.device.type == "cpu" and not channels_last:
+            # The innermost loop runs along a row: spread that axis (h/H of a map), broadcast rows.
+            return op(rows, _repeat_runs(z, COLUMNS, self.runs(width))[:, :, :, None]).flatten(2, 3)
+        cells = torch.unflatten(rows, 4, (w, width // w))  # N C h a w b
+        return op(cells, z[:, :, :, None, :, None]).flatten(4, 5).flatten(2, 3)
 
-    def _sides(self, length: int, axis: int, like: Tensor) -> Tensor | int:
-        """:meth:`runs` as one number, or where they differ as a tensor along the axis."""
+    def _sides(self, length: int, device: torch.device) -> Int[Tensor, " h"]:
+        # :meth:`runs` as a tensor, made on the device: a copy from the host would wait for it.
         parts = min(self.scale, length)
-        if length % parts == 0:
-            return length // parts
-        # Made on the device: a copy from the host would wait for it, and break CUDA graphs.
-        cuts = (torch.arange(parts + 1, device=like.device) * length + parts - 1) // parts
-        sides = cuts.diff()
-        return sides[:, None] if axis == ROWS else sides
+        ends = torch.arange(parts - 1, parts * (length + 1), length, device=device)
+        return (ends // parts).diff()
 
 
 @dataclass(frozen=True)
@@ -181,14 +175,11 @@ def accumulation(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _sum_runs(x: Tensor, axis: int, runs: list[int]) -> Tensor:
-    """Sums over consecutive runs of an axis."""
-    kind = accumulation(x)
-    if len(runs) == x.shape[axis]:
-        return x.to(kind)
+def _mean_runs(x: Tensor, axis: int, runs: list[int]) -> Tensor:
+    """Means over consecutive runs of an axis."""
     if _alike(runs):
-        return torch.unflatten(x, axis, (len(runs), runs[0])).sum(axis + 1, dtype=kind)
-    return torch.stack([run.sum(axis, dtype=kind) for run in x.split(runs, axis)], axis)
+        return torch.unflatten(x, axis, (len(runs), runs[0])).mean(axis + 1)
+    return torch.stack([run.mean(axis) for run in x.split(runs, axis)], axis)
 
 
 def _repeat_runs(z: Tensor, axis: int, runs: list[int]) -> Tensor:

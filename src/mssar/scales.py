@@ -40,30 +40,35 @@ class Nested:
     """Regions whose scales all divide the finest: the map is read once, the weights are few."""
 
     sets: tuple[Regional, ...]
-    finest: Regional
+    finest: int  # which of them
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
-        return Pools((self.finest.pool(x),), _size(x), self)
+        return Pools((self.sets[self.finest].pool(x),), _size(x), self)
 
     def by_scale(self, pools: Pools) -> list[Tensor]:
         (fine,) = pools.maps
-        return [regional.coarsen(fine, self.finest, pools.size) for regional in self.sets]
+        areas = self.sets[self.finest].areas(pools.size, fine)
+        return [
+            fine if i == self.finest else regional.coarsen(fine, areas)
+            for i, regional in enumerate(self.sets)
+        ]
 
     def average(self, weights: Sequence[Tensor], size: Size) -> Float[Tensor, "N C h w"]:
         """The mean over the scales, on the finest grid."""
-        refined = [
-            regional.refine(weight, self.finest, size)
-            for regional, weight in zip(self.sets, weights, strict=True)
-        ]
-        return sum(refined[1:], refined[0]) / len(refined)
+        total = weights[self.finest]
+        assert tuple(total.shape[-2:]) == self.sets[self.finest].grid(size)
+        for i, (regional, weight) in enumerate(zip(self.sets, weights, strict=True)):
+            if i != self.finest:  # its regions, drawn on the finest grid
+                total = regional.add(total, weight)
+        return total / len(weights)
 
     def multiply(
         self, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C h w"]
     ) -> Float[Tensor, "N C H W"]:
-        return self.finest.multiply(x, z)
+        return self.sets[self.finest].multiply(x, z)
 
     def spread(self, z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
-        return self.finest.spread(z, size)
+        return self.sets[self.finest].spread(z, size)
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ def coordinate_sets(strategy: str, scales: Sequence[int]) -> Nested | Separate:
         raise ValueError(f"scales are different whole numbers, such as (1, 2, 4); got {scales}")
     regional = tuple(s for s in sets if isinstance(s, Regional))
     if len(regional) == len(sets) and all(max(scales) % scale == 0 for scale in scales):
-        return Nested(regional, Regional(max(scales)))
+        return Nested(regional, list(scales).index(max(scales)))
     return Separate(sets)
 
 
