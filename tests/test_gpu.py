@@ -84,7 +84,7 @@ def test_deterministic(options, size, monkeypatch):
         torch.use_deterministic_algorithms(False)
     for a, b, c in zip(first, second, expected, strict=True):
         assert torch.equal(a, b)
-        assert_close(a, c, atol=2e-3, rtol=2e-3)
+        assert (a - c).norm() <= 5e-3 * c.norm()  # other kernels, in TensorFloat-32
 
 
 def test_sliding_is_accurate_on_large_maps():

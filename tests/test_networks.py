@@ -152,7 +152,7 @@ def test_list_models_names_the_papers_networks():
 @pytest.mark.parametrize("recalibration", ["none", "se", "mssar"])
 @pytest.mark.parametrize("name", mssar.list_models())
 def test_every_network_classifies(name, recalibration):
-    if name == "densenet190":  # 9 G multiply-adds an image: its shapes are enough here
+    if name == "densenet190":  # 9 G multiply-adds an image: its shapes must be enough
         with torch.device("meta"):
             network = mssar.create_model(name, recalibration)
             assert network(torch.empty(2, 3, 32, 32)).shape == (2, 10)
@@ -236,13 +236,18 @@ def test_resnext_reduces_by_sixteen_unless_told():
     [
         ("resnet21", "none", {}, "no network 'resnet21'; there are resnet20"),
         ("resnet20", "senet", {}, "one of none, se, mssar, or a callable; got 'senet'"),
-        ("resnet20", "none", {"scales": (1,)}, "takes no option 'scales'; it takes none"),
-        ("resnet20", "se", {"scales": (1,)}, "takes no option 'scales'; it takes reduction"),
-        ("resnet20", "mssar", {"stage": "multi"}, "takes no option 'stage'"),
-        ("densenet100", "none", {"stage": "multi"}, "takes no option 'stage'"),
+        (
+            "resnet20",
+            "none",
+            {"scales": (1,)},
+            "its options: there are none",
+        ),
+        ("resnet20", "se", {"scales": (1,)}, "no option 'scales'; its options: reduction"),
+        ("resnet20", "mssar", {"stage": "multi"}, "has no option 'stage'"),
+        ("densenet100", "none", {"stage": "multi"}, "has no option 'stage'"),
         ("densenet100", "mssar", {"stage": "both"}, "'multi' or 'single'; got 'both'"),
         ("densenet100", nn.ReLU, {"stage": "multi"}, "does not take context_channels"),
-        ("resnet20", nn.Identity, {"reduction": 2}, "takes no option 'reduction'"),
+        ("resnet20", nn.Identity, {"reduction": 2}, "has no option 'reduction'"),
     ],
 )
 def test_what_cannot_be_built_is_said(unchecked, name, recalibration, options, message):

@@ -67,7 +67,7 @@ def test_compiles_to_machine_code(unchecked, size):
 def test_a_compiled_layer_takes_other_sizes(unchecked, options):
     layer = unchecked.MSSAR(6, dtype=torch.float64, **options).eval()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for size in ((8, 8), (16, 12), (7, 9)):
+    for size in ((8, 8), (7, 9)):
         x = torch.randn(2, 6, *size, dtype=torch.float64)
         assert_close(compiled(x), layer(x), atol=1e-12, rtol=0)
 

@@ -68,8 +68,9 @@ class Regional:
         cell = height // h, width // w
         if cell == (1, 1):
             return x
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():
-            return F.avg_pool2d(x, cell)  # vectorised over channels; a mean over two axes is not
+        if not torch.compiler.is_compiling() and not (x.is_cuda and x.requires_grad):
+            return F.avg_pool2d(x, cell)  # five times as fast as a mean over two axes
+        # But CUDA's is slow in going back, and Inductor does not fuse it where cells are large.
         return torch.unflatten(torch.unflatten(x, 3, (w, cell[1])), 2, (h, cell[0])).mean((3, 5))
 
     def coarsen(
@@ -176,7 +177,13 @@ def accumulation(x: Tensor) -> torch.dtype:
 
 
 def _mean_runs(x: Tensor, axis: int, runs: list[int]) -> Tensor:
-    """Means over consecutive runs of an axis."""
+    """Means over consecutive runs of an axis; the layout in memory stays."""
+    if _is_channels_last(x):
+        return _mean_entries(x.permute(0, 2, 3, 1), axis - 1, runs).permute(0, 3, 1, 2)
+    return _mean_entries(x, axis, runs)
+
+
+def _mean_entries(x: Tensor, axis: int, runs: list[int]) -> Tensor:
     if _alike(runs):
         return torch.unflatten(x, axis, (len(runs), runs[0])).mean(axis + 1)
     return torch.stack([run.mean(axis) for run in x.split(runs, axis)], axis)

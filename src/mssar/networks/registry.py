@@ -76,8 +76,8 @@ def create_model(
     for option in options:
         if option not in taken + staging:
             raise ValueError(
-                f"{name} with recalibration {recalibration!r} takes no option {option!r}; "
-                f"it takes {', '.join(taken + staging) or 'none'}"
+                f"{name} with {recalibration!r} has no option {option!r}; "
+                f"its options: {', '.join(taken + staging) or 'there are none'}"
             )
     if callable(recalibration):
         factory, stage = recalibration, "single"
