@@ -1,6 +1,7 @@
 """Coordinate sets against their definition, and the identities a partition obeys."""
 
 import math
+import re
 
 import oracle
 import pytest
@@ -394,3 +395,24 @@ def test_the_cost_of_sliding_does_not_depend_on_the_scale(memory_format):
 def test_a_wrong_scale_is_refused(unchecked, kind, scale):
     with pytest.raises(ValueError, match=rf"whole number of at least 1.*got {scale!r}$"):
         getattr(unchecked, kind)(scale)
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 7), (1, 2, 3, 7, 7), (2, 3, 0, 7), (2, 3, 7, 0)])
+@pytest.mark.parametrize("kind", ["Regional", "Sliding"])
+def test_what_is_no_map_is_refused(unchecked, kind, shape):
+    with pytest.raises(ValueError, match=rf"N C H W.*got shape {re.escape(str(shape))}"):
+        getattr(unchecked, kind)(2).pool(torch.ones(shape))
+
+
+def test_values_that_do_not_fit_the_regions_are_refused(unchecked):
+    with pytest.raises(ValueError, match=r"7×3 has 4×3 regions; got .* \(2, 3, 4, 4\)"):
+        unchecked.Regional(4).spread(torch.ones(2, 3, 4, 4), (7, 3))
+    with pytest.raises(ValueError, match=r"7×3 has 7×3 regions; got .* \(2, 3, 4, 4\)"):
+        unchecked.Sliding(4).spread(torch.ones(2, 3, 4, 4), (7, 3))
+
+
+def test_large_regions_lose_no_digits():
+    x = torch.rand(1, 2, 224, 224) + 1
+    for scale in (1, 2, 4):
+        exact = Regional(scale).pool(x.double())
+        torch.testing.assert_close(Regional(scale).pool(x).double(), exact, atol=1e-6, rtol=0)

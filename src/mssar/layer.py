@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from mssar.coordinates import accumulation
+from mssar.coordinates import accumulation, require_count
 from mssar.scales import Nested, Pools, Separate, coordinate_sets
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class MSSAR(nn.Module):
     ) -> None:
         super().__init__()
         self.sets = coordinate_sets(strategy, scales)
+        require_count("channels", channels)
+        require_count("reduction", reduction)
+        if context_channels is not None:
+            require_count("context_channels", context_channels)
         self.channels = channels
         self.scales = tuple(scales)
         self.strategy = strategy
@@ -97,10 +101,6 @@ class MSSAR(nn.Module):
                 "MSSAR needs at least one hidden channel a scale: "
                 f"{channels} channels, {len(self.scales)} scales"
             )
-        if reduction < 1:
-            raise ValueError(f"reduction is a whole number of at least 1; got {reduction!r}")
-        if context_channels is not None and context_channels < 1:
-            raise ValueError(f"context_channels is at least 1, or None; got {context_channels!r}")
         inputs = channels if context_channels is None else context_channels
         hidden = max(1, channels // (len(self.scales) * reduction))
         self.branches = nn.ModuleList(
@@ -141,7 +141,7 @@ class MSSAR(nn.Module):
         return self.sets.pool(context)
 
     def _gates(self, x: Tensor, context: Tensor | Pools | None) -> list[Tensor]:
-        if x.ndim != 4:
+        if x.ndim != 4 or x.shape[2] < 1 or x.shape[3] < 1:
             raise ValueError(f"MSSAR takes a map N C H W; got a tensor of shape {tuple(x.shape)}")
         if x.shape[1] != self.channels:
             raise ValueError(f"MSSAR was made for {self.channels} channels; got {tuple(x.shape)}")
