@@ -1,4 +1,4 @@
-"""Set up before the package is imported: shape checks, torchvision without its compiled ops."""
+"""Shape checks, set up before the package is imported; what several test files share."""
 
 import importlib
 import importlib.util
@@ -24,15 +24,6 @@ if importlib.util.find_spec("jaxtyping") and importlib.util.find_spec("beartype"
 else:
     import mssar  # noqa: F401
 
-# A torchvision built for CUDA beside a torch built for the CPU cannot load its operators, and then
-# fails to import for want of their names. The networks need none of them.
-_torchvision = torch.library.Library("torchvision", "FRAGMENT")
-try:
-    torch.ops.torchvision.nms  # noqa: B018
-except AttributeError:
-    _torchvision.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _torchvision.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
@@ -49,6 +40,24 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def torchvision() -> types.ModuleType:
+    """torchvision, also where its compiled operators do not fit the torch that is installed."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError:  # it asks for operators that its library would have registered
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        _operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return importlib.import_module("torchvision")
+
+
+_operators = torch.library.Library("torchvision", "FRAGMENT")  # lives as long as it is needed
 
 
 def _ours() -> dict[str, types.ModuleType]:

@@ -375,6 +375,16 @@ def test_the_hidden_width(channels, scales, reduction, width):
     )
 
 
+def test_the_defaults_are_the_papers():
+    """Scales 1, 2 and 4, regions, and a third of the channels inside."""
+    layer, x = randomise(MSSAR(12, dtype=torch.float64)), maps(2, 12, 7, 9)
+    assert [branch.reduce.out_channels for branch in layer.branches] == [4, 4, 4]
+    expected = oracle.mssar(
+        x, None, layer.state_dict(), scales=(1, 2, 4), strategy="regional", training=True
+    )
+    torch.testing.assert_close(layer(x), expected.y, **EXACT)
+
+
 def test_the_names_of_the_state():
     norm = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
     one = ["reduce.weight", *(f"norm1.{n}" for n in norm)]

@@ -36,9 +36,8 @@ def randomise(network: nn.Module) -> None:
     ("ours", "theirs"),
     [("resnet18", "resnet18"), ("resnet34", "resnet34"), ("resnext50", "resnext50_32x4d")],
 )
-def test_torchvision_weights_load_as_they_are(ours, theirs):
-    models = pytest.importorskip("torchvision.models")
-    source = getattr(models, theirs)().eval()
+def test_torchvision_weights_load_as_they_are(torchvision, ours, theirs):
+    source = getattr(torchvision.models, theirs)().eval()
     randomise(source)
     network = mssar.create_model(ours).eval()
     network.load_state_dict(source.state_dict(), strict=True)

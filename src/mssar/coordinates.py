@@ -230,7 +230,7 @@ def _repeat_entries(z: Tensor, axis: int, runs: list[int]) -> Tensor:
 
 
 def _alike(runs: list[int]) -> bool:
-    return runs.count(runs[0]) == len(runs)
+    return all(run == runs[0] for run in runs)
 
 
 def _is_channels_last(x: Tensor) -> bool:

@@ -77,11 +77,12 @@ class DenseBlock(nn.Module):
 
     def _sets(self) -> Nested | Separate | None:
         """The coordinate sets that all steps consult the main vector with, if they do and agree."""
-        if self.stage == "single":
-            return None
         layers = [step.recalibrate for step in self.steps]
-        found = {layer.sets if isinstance(layer, MSSAR) else None for layer in layers}
-        return found.pop() if len(found) == 1 else None
+        first = layers[0]
+        if self.stage == "single" or not isinstance(first, MSSAR):
+            return None
+        agree = all(isinstance(layer, MSSAR) and layer.sets == first.sets for layer in layers)
+        return first.sets if agree else None
 
 
 class Transition(nn.Module):
