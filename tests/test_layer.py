@@ -145,8 +145,9 @@ def test_the_layer_follows_the_definition(case):
         torch.testing.assert_close(value, expected.updates.get(name, state[name].detach()), **EXACT)
 
 
-def test_a_single_image_trains_on_its_regions():
-    layer, x = make(6, (2, 4)), maps(1, 6, 7, 9)
+@pytest.mark.parametrize("size", [(7, 9), (5, 1), (1, 5)])
+def test_a_single_image_trains_on_its_regions(size):
+    layer, x = make(6, (2, 4)), maps(1, 6, *size)
     state = copy.deepcopy(layer.state_dict())
     expected = oracle.mssar(x, None, state, scales=(2, 4), strategy="regional", training=True)
     torch.testing.assert_close(layer(x), expected.y, **EXACT)
@@ -532,3 +533,20 @@ def test_one_value_a_channel_cannot_train(unchecked, strategy, scales, size):
     for norm in norms:
         norm.eval()
     torch.testing.assert_close(layer(x), expected.y, **EXACT)
+
+
+def test_pools_of_other_maps_do_not_extend():
+    layer, other = MSSAR(6, context_channels=5), MSSAR(6, scales=(1, 2), context_channels=5)
+    pools = layer.pool(torch.randn(2, 2, 8, 8))
+    with pytest.raises(ValueError, match=r"same size and sets: \(8, 8\).*got \(16, 16\)"):
+        pools.extend(layer.pool(torch.randn(2, 3, 16, 16)))
+    with pytest.raises(ValueError, match=r"scale=4.*got \(8, 8\)"):
+        pools.extend(other.pool(torch.randn(2, 3, 8, 8)))
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 0, 4), (2, 6, 4, 0)])
+def test_a_map_without_positions_is_refused(unchecked, shape):
+    with pytest.raises(ValueError, match=r"N C H W; got"):
+        unchecked.MSSAR(6)(torch.ones(shape))
+    with pytest.raises(ValueError, match=r"reduction.*got 1.5"):
+        unchecked.MSSAR(6, reduction=1.5)

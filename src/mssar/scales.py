@@ -29,8 +29,11 @@ class Pools(NamedTuple):
 
     def extend(self, other: Pools) -> Pools:
         """The pools of two maps concatenated along channels."""
-        assert self.size == other.size, (self.size, other.size)
-        assert self.sets == other.sets, (self.sets, other.sets)
+        if self.size != other.size or self.sets != other.sets:
+            raise ValueError(
+                f"pools extend others of the same size and sets: {self.size}, {self.sets}; "
+                f"got {other.size}, {other.sets}"
+            )
         maps = tuple(torch.cat(pair, 1) for pair in zip(self.maps, other.maps, strict=True))
         return Pools(maps, self.size, self.sets)
 
