@@ -19,7 +19,7 @@ contracts: .venv/dev
 	$(BIN)/lint-imports --cache-dir .cache/importlinter
 
 unit: .venv/dev
-	$(BIN)/pytest -n auto --cov --cov-report=term
+	$(BIN)/pytest -n auto --maxprocesses 8 --cov --cov-report=term
 
 docs: .venv/docs
 	$(BIN)/mkdocs build --strict
