@@ -1,0 +1,134 @@
+"""What a layer refuses, and what it says: what was got, and what would do."""
+
+import copy
+
+import oracle
+import pytest
+import torch
+from test_layer import EXACT, maps, randomise
+
+from mssar import MSSAR
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"scales": ()}, r"different whole numbers, such as \(1, 2, 4\); got \(\)"),
+        ({"scales": (1, 2, 2)}, r"different whole numbers.*got \(1, 2, 2\)"),
+        ({"scales": (0, 1)}, r"whole number of at least 1.*got 0"),
+        ({"scales": (2, -4)}, r"whole number of at least 1.*got -4"),
+        ({"channels": 2}, r"at least one hidden channel a scale: 2 channels, 3 scales"),
+        ({"reduction": 0}, r"reduction.*at least 1.*got 0"),
+        ({"reduction": -2}, r"reduction.*at least 1.*got -2"),
+        ({"strategy": "round"}, r"one of regional, sliding.*got 'round'"),
+        ({"context_channels": 0}, r"context_channels.*at least 1.*got 0"),
+    ],
+)
+def test_layers_that_cannot_be(unchecked, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        unchecked.MSSAR(**{"channels": 6, **kwargs})
+
+
+@pytest.mark.parametrize("context_channels", [None, 5])
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 5, 4, 4), r"made for 6 channels; got \(2, 5, 4, 4\)"),
+        ((6, 4, 4), r"N C H W; got .*\(6, 4, 4\)"),
+        ((2, 6, 4, 4, 4), r"N C H W; got .*\(2, 6, 4, 4, 4\)"),
+    ],
+)
+def test_maps_that_do_not_fit(unchecked, shape, message, context_channels):
+    layer = unchecked.MSSAR(6, context_channels=context_channels)
+    context = [torch.randn(2, context_channels, 4, 4)] if context_channels else []
+    for call in (layer, layer.importance):
+        with pytest.raises(ValueError, match=message):
+            call(torch.randn(shape), *context)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 4, 8, 8), r"context has 4 channels; .* takes 5"),
+        ((2, 5, 8, 9), r"size \(8, 9\); x has .*size \(8, 8\).*must agree"),
+        ((2, 5, 4, 4), r"size \(4, 4\); x has .*size \(8, 8\).*must agree"),
+        ((3, 5, 8, 8), r"batch 3 .*x has batch 2.*must agree"),
+        ((1, 5, 8, 8), r"batch 1 .*x has batch 2.*must agree"),
+    ],
+)
+def test_contexts_that_do_not_fit(unchecked, shape, message, pooled):
+    layer, context = unchecked.MSSAR(6, context_channels=5), torch.randn(shape)
+    with pytest.raises(ValueError, match=message):
+        layer(torch.randn(2, 6, 8, 8), layer.pool(context) if pooled else context)
+
+
+def test_a_context_of_three_dimensions(unchecked):
+    layer = unchecked.MSSAR(6, context_channels=5)
+    with pytest.raises(ValueError, match=r"context is a map N C H W; got \(5, 8, 8\)"):
+        layer(torch.randn(2, 6, 8, 8), torch.randn(5, 8, 8))
+
+
+def test_contexts_missing_and_unexpected(unchecked):
+    x, context = torch.randn(2, 6, 8, 8), torch.randn(2, 5, 8, 8)
+    with pytest.raises(ValueError, match=r"missing context.*5 channels.*layer\(x, context\)"):
+        unchecked.MSSAR(6, context_channels=5)(x)
+    layer = unchecked.MSSAR(6)
+    for unexpected in (context, x, layer.pool(x)):
+        with pytest.raises(ValueError, match=r"unexpected context.*without context_channels"):
+            layer(x, unexpected)
+
+
+@pytest.mark.parametrize(
+    "other", [{"scales": (1, 2)}, {"scales": (4, 2, 1)}, {"strategy": "sliding"}]
+)
+def test_pools_made_for_other_scales(unchecked, other):
+    layer = unchecked.MSSAR(6, context_channels=5)
+    pools = unchecked.MSSAR(6, context_channels=5, **other).pool(torch.randn(2, 5, 8, 8))
+    with pytest.raises(ValueError, match=r"context was pooled for .*; this layer needs .*scale=4"):
+        layer(torch.randn(2, 6, 8, 8), pools)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "scales", "size"),
+    [("regional", (2, 1), (4, 4)), ("regional", (2, 3), (1, 1)), ("sliding", (2, 3), (1, 1))],
+)
+def test_one_value_a_channel_cannot_train(unchecked, strategy, scales, size):
+    torch.manual_seed(0)
+    layer = randomise(unchecked.MSSAR(6, scales, strategy, dtype=torch.float64))
+    x = maps(1, 6, *size)
+    before = copy.deepcopy(layer.state_dict())
+    norms = [norm for branch in layer.branches for norm in (branch.norm1, branch.norm2)]
+
+    for frozen in ([], norms[::2], norms[1::2]):  # half of the norms frozen is not enough
+        layer.train()
+        for norm in frozen:
+            norm.eval()
+        with pytest.raises(ValueError, match=r"single value per channel: scale \d.*larger batch"):
+            layer(x)
+        for name, value in layer.state_dict().items():
+            assert torch.equal(value, before[name]), name
+
+    expected = oracle.mssar(x, None, before, scales=scales, strategy=strategy, training=False)
+    torch.testing.assert_close(layer.eval()(x), expected.y, **EXACT)
+    layer.train()
+    for norm in norms:
+        norm.eval()
+    torch.testing.assert_close(layer(x), expected.y, **EXACT)
+
+
+def test_pools_of_other_maps_do_not_extend():
+    layer, other = MSSAR(6, context_channels=5), MSSAR(6, scales=(1, 2), context_channels=5)
+    pools = layer.pool(torch.randn(2, 2, 8, 8))
+    with pytest.raises(ValueError, match=r"same size and sets: \(8, 8\).*got \(16, 16\)"):
+        pools.extend(layer.pool(torch.randn(2, 3, 16, 16)))
+    with pytest.raises(ValueError, match=r"scale=4.*got \(8, 8\)"):
+        pools.extend(other.pool(torch.randn(2, 3, 8, 8)))
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 0, 4), (2, 6, 4, 0)])
+def test_a_map_without_positions_is_refused(unchecked, shape):
+    with pytest.raises(ValueError, match=r"N C H W; got"):
+        unchecked.MSSAR(6)(torch.ones(shape))
+    with pytest.raises(ValueError, match=r"reduction.*got 1.5"):
+        unchecked.MSSAR(6, reduction=1.5)
