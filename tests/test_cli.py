@@ -71,7 +71,8 @@ def test_cost_of_the_paper_shows_both_numbers_and_remarks(monkeypatch):
     assert "4 the paper's table of architectures has 135.7 M, a misprint" in shown
     found = json.loads(run("cost", "--paper", "--json"))
     assert len(found) == 6 + 3 + 2 + 1 + 1  # and MS-SAR on CIFAR ResNets at two reductions
-    assert found[2]["params"] == {"published": 280_000.0, "ours": 284_768}
+    expected = {"published": 280_000.0, "ours": 284_768, "difference": 4_768.0}
+    assert found[2]["params"] == expected
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,17 @@ def test_cost_of_the_paper_shows_both_numbers_and_remarks(monkeypatch):
         (("cost", "resnet20", "--recalibration", "cbam"), "got 'cbam'"),
         (("cost", "resnet20", "--size", "0"), "C, H, W of one image"),
         (("cost", "resnet20", "--classes", "-1"), "got -1"),
+        (
+            ("cost", "--paper", "--scales", "1,2"),
+            "--paper fixes the networks and takes no --scales",
+        ),
+        (("cost", "--paper", "--recalibration", "se"), "no --recalibration; it takes --json"),
+        (("cost", "densenet100", "--size", "2"), "densenet100 cannot take images of 2×2: "),
+        (("cost", "resnet20", "--size", "abc"), "Invalid value for '--size'"),
+        (("cost", "resnet20", "--depth", "-1"), "Invalid value for '--depth'"),
+        (("cost", "resnet20", "--foo"), "No such option: --foo"),
+        (("cost", "resnet20", "resnet32"), "unexpected extra argument"),
+        (("foo",), "No such command 'foo'"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, monkeypatch, words, message):
@@ -103,6 +115,15 @@ def test_help_has_an_example_and_every_option(words):
         assert "mssar cost resnet20 --recalibration mssar" in said
         for option in ("--scales", "--strategy", "--reduction", "--stage", "--paper", "--json"):
             assert option in said
+
+
+def test_success_is_status_zero(monkeypatch, capsys):
+    for words, expected in (((), "Usage: mssar"), (("cost", "resnet20"), "272,474")):
+        monkeypatch.setattr(sys, "argv", ["mssar", *words])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+        assert expected in capsys.readouterr().out
 
 
 def test_the_version_is_the_packages():

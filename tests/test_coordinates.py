@@ -400,7 +400,7 @@ def test_a_wrong_scale_is_refused(unchecked, kind, scale):
 @pytest.mark.parametrize("shape", [(3, 7, 7), (1, 2, 3, 7, 7), (2, 3, 0, 7), (2, 3, 7, 0)])
 @pytest.mark.parametrize("kind", ["Regional", "Sliding"])
 def test_what_is_no_map_is_refused(unchecked, kind, shape):
-    with pytest.raises(ValueError, match=rf"N C H W.*got shape {re.escape(str(shape))}"):
+    with pytest.raises(ValueError, match=rf"N C H W.*shape {re.escape(str(shape))}"):
         getattr(unchecked, kind)(2).pool(torch.ones(shape))
 
 
@@ -409,6 +409,8 @@ def test_values_that_do_not_fit_the_regions_are_refused(unchecked):
         unchecked.Regional(4).spread(torch.ones(2, 3, 4, 4), (7, 3))
     with pytest.raises(ValueError, match=r"7×3 has 7×3 regions; got .* \(2, 3, 4, 4\)"):
         unchecked.Sliding(4).spread(torch.ones(2, 3, 4, 4), (7, 3))
+    with pytest.raises(ValueError, match=r"at least one row.*got size \(0, 3\)"):
+        unchecked.Regional(4).spread(torch.ones(2, 3, 4, 4), (0, 3))
 
 
 def test_large_regions_lose_no_digits():

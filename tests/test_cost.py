@@ -121,6 +121,12 @@ def test_a_recalibration_within_another_counts_once():
     assert found["body"].macs == 3 * 8 * 9 * 8 * 8
 
 
+def test_a_layer_alone_is_all_recalibration():
+    found = mssar.cost(mssar.MSSAR(6), (6, 8, 8))
+    assert found.recalibration_params == found.params == 3 * (2 * 6 * 2 + 2 * 2 + 2 * 6)
+    assert found.recalibration_macs == found.macs == 2 * 6 * 2 * 21
+
+
 def test_a_network_is_left_as_it_was():
     network = mssar.create_model("resnet20", "mssar")
     network.layer1.eval()
@@ -143,7 +149,7 @@ def test_a_network_that_fails_is_left_as_it_was_too(unchecked):
     assert network.conv1.weight.device.type == "cpu"
 
 
-@pytest.mark.parametrize("size", [(3, 32), (3, 0, 32), (1, 3, 32, 32)])
+@pytest.mark.parametrize("size", [(3, 32), (3, 0, 32), (1, 3, 32, 32), 32])
 def test_a_size_is_one_image(unchecked, size):
     with pytest.raises(ValueError, match="C, H, W of one image"):
         unchecked.cost(nn.Conv2d(3, 3, 1), size)

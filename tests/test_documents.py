@@ -93,7 +93,7 @@ def execute(block: Block, namespace: dict[str, object]) -> None:
         raise
 
 
-@pytest.mark.usefixtures("running")  # so that the commands run beside the code
+@pytest.mark.usefixtures("running", "torchvision")  # commands run beside; a page imports it
 @pytest.mark.parametrize(
     "document", [d for d in DOCUMENTS if blocks(d, "python")], ids=lambda d: str(d.name)
 )

@@ -20,6 +20,8 @@ from mssar import MSSAR
         ({"channels": 2}, r"at least one hidden channel a scale: 2 channels, 3 scales"),
         ({"reduction": 0}, r"reduction.*at least 1.*got 0"),
         ({"reduction": -2}, r"reduction.*at least 1.*got -2"),
+        ({"scales": 4}, r"sequence, such as \(1, 2, 4\); got 4"),
+        ({"channels": 0}, r"channels.*at least 1.*got 0"),
         ({"strategy": "round"}, r"one of regional, sliding.*got 'round'"),
         ({"context_channels": 0}, r"context_channels.*at least 1.*got 0"),
     ],
@@ -34,8 +36,8 @@ def test_layers_that_cannot_be(unchecked, kwargs, message):
     ("shape", "message"),
     [
         ((2, 5, 4, 4), r"made for 6 channels; got \(2, 5, 4, 4\)"),
-        ((6, 4, 4), r"N C H W; got .*\(6, 4, 4\)"),
-        ((2, 6, 4, 4, 4), r"N C H W; got .*\(2, 6, 4, 4, 4\)"),
+        ((6, 4, 4), r"N C H W .*got .*\(6, 4, 4\)"),
+        ((2, 6, 4, 4, 4), r"N C H W .*got .*\(2, 6, 4, 4, 4\)"),
     ],
 )
 def test_maps_that_do_not_fit(unchecked, shape, message, context_channels):
@@ -65,7 +67,7 @@ def test_contexts_that_do_not_fit(unchecked, shape, message, pooled):
 
 def test_a_context_of_three_dimensions(unchecked):
     layer = unchecked.MSSAR(6, context_channels=5)
-    with pytest.raises(ValueError, match=r"context is a map N C H W; got \(5, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"context is a map N C H W .*\(5, 8, 8\)"):
         layer(torch.randn(2, 6, 8, 8), torch.randn(5, 8, 8))
 
 
@@ -120,15 +122,33 @@ def test_one_value_a_channel_cannot_train(unchecked, strategy, scales, size):
 def test_pools_of_other_maps_do_not_extend():
     layer, other = MSSAR(6, context_channels=5), MSSAR(6, scales=(1, 2), context_channels=5)
     pools = layer.pool(torch.randn(2, 2, 8, 8))
-    with pytest.raises(ValueError, match=r"same size and sets: \(8, 8\).*got \(16, 16\)"):
+    with pytest.raises(ValueError, match=r"size and sets: 2, \(8, 8\).*got 2, \(16, 16\)"):
         pools.extend(layer.pool(torch.randn(2, 3, 16, 16)))
-    with pytest.raises(ValueError, match=r"scale=4.*got \(8, 8\)"):
+    with pytest.raises(ValueError, match=r"scale=4.*got 2, \(8, 8\)"):
         pools.extend(other.pool(torch.randn(2, 3, 8, 8)))
+    with pytest.raises(ValueError, match=r"same batch.*got 3, "):
+        pools.extend(layer.pool(torch.randn(3, 3, 8, 8)))
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 0, 4), (2, 6, 4, 0)])
 def test_a_map_without_positions_is_refused(unchecked, shape):
-    with pytest.raises(ValueError, match=r"N C H W; got"):
+    with pytest.raises(ValueError, match=r"H and W at least 1; got"):
         unchecked.MSSAR(6)(torch.ones(shape))
     with pytest.raises(ValueError, match=r"reduction.*got 1.5"):
         unchecked.MSSAR(6, reduction=1.5)
+
+
+def test_norms_that_look_beyond_the_batch_are_not_refused(unchecked):
+    x = torch.randn(1, 6, 4, 4)
+    layer = unchecked.MSSAR(6, scales=(1,))
+    for branch in layer.branches:
+        branch.norm1 = branch.norm2 = torch.nn.Identity()
+    torch.testing.assert_close(layer(x), x * layer.importance(x))
+    synchronised = torch.nn.SyncBatchNorm.convert_sync_batchnorm(unchecked.MSSAR(6))
+    assert not any(branch.normalises_the_batch for branch in synchronised.branches)
+    assert all(branch.normalises_the_batch for branch in unchecked.MSSAR(6).branches)
+
+
+def test_whole_numbers_are_no_map(unchecked):
+    with pytest.raises(ValueError, match=r"floating point.*got torch.int64"):
+        unchecked.MSSAR(6)(torch.ones(2, 6, 4, 4, dtype=torch.int64))

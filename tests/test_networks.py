@@ -215,10 +215,17 @@ def test_a_callable_recalibrates_any_network():
     asked.clear()
     mssar.create_model("densenet100", recalibration=ours)
     assert asked == [12] * 48
-    multi = mssar.create_model(
-        "densenet100", recalibration=partial(mssar.MSSAR, scales=(1,)), stage="multi"
-    )
+
+
+@pytest.mark.parametrize("recalibration", ["mssar", mssar.MSSAR, partial(mssar.MSSAR, scales=(1,))])
+def test_a_densenet_is_multi_stage_where_it_can_be(recalibration):
+    with torch.device("meta"):
+        multi = mssar.create_model("densenet100", recalibration)
+        single = mssar.create_model("densenet100", recalibration, stage="single")
+        asked = mssar.create_model("densenet100", nn.Identity)
     assert multi.block1.steps[2].recalibrate.context_channels == 24 + 2 * 12
+    assert single.block1.steps[2].recalibrate.context_channels is None
+    assert {network.block1.stage for network in (single, asked)} == {"single"}
 
 
 def test_resnext_reduces_by_sixteen_unless_told():
@@ -234,7 +241,7 @@ def test_resnext_reduces_by_sixteen_unless_told():
     ("name", "recalibration", "options", "message"),
     [
         ("resnet21", "none", {}, "no network 'resnet21'; there are resnet20"),
-        ("resnet20", "senet", {}, "one of none, se, mssar, or a callable; got 'senet'"),
+        ("resnet20", "senet", {}, "one of none, se, mssar, or a callable .* got 'senet'"),
         (
             "resnet20",
             "none",
@@ -247,6 +254,10 @@ def test_resnext_reduces_by_sixteen_unless_told():
         ("densenet100", "mssar", {"stage": "both"}, "'multi' or 'single'; got 'both'"),
         ("densenet100", nn.ReLU, {"stage": "multi"}, "does not take context_channels"),
         ("resnet20", nn.Identity, {"reduction": 2}, "has no option 'reduction'"),
+        ("resnet20", nn.Identity(), {}, r"callable from channels to a module; got Identity\(\)"),
+        ("resnet20", lambda _: None, {}, "made NoneType for 16"),
+        ("densenet100", lambda _: None, {}, "made NoneType for 12"),
+        ("resnet20", "none", {"num_classes": 2.5}, "num_classes is 0 .* got 2.5"),
     ],
 )
 def test_what_cannot_be_built_is_said(unchecked, name, recalibration, options, message):

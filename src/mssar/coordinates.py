@@ -32,12 +32,21 @@ def require_count(what: str, value: object) -> None:
         raise ValueError(f"{what} is a whole number of at least 1; got {value!r}")
 
 
-def _require_map(x: Tensor) -> None:
-    if x.ndim != 4 or x.shape[2] < 1 or x.shape[3] < 1:
-        raise ValueError(f"a map is N C H W, H and W at least 1; got shape {tuple(x.shape)}")
+def require_map(what: str, x: Tensor) -> None:
+    if x.ndim != 4 or x.shape[2] < 1 or x.shape[3] < 1 or not x.is_floating_point():
+        raise ValueError(
+            f"{what} is a map N C H W of floating point numbers, H and W at least 1; "
+            f"got {x.dtype}, shape {tuple(x.shape)}"
+        )
+
+
+def size_of(x: Tensor) -> Size:
+    return x.shape[-2], x.shape[-1]
 
 
 def _require_grid(z: Tensor, grid: Size, size: Size) -> None:
+    if min(size) < 1:
+        raise ValueError(f"a map has at least one row and one column; got size {size}")
     if z.ndim != 4 or z.shape[2] != grid[0] or z.shape[3] != grid[1]:
         raise ValueError(
             f"a map of {size[0]}×{size[1]} has {grid[0]}×{grid[1]} regions; "
@@ -72,8 +81,8 @@ class Regional:
         return [end - start for start, end in pairwise(cuts)]
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C h w"]:
-        """The mean over each region."""
-        _require_map(x)
+        """The mean over each region; ``x`` itself where every region is one position."""
+        require_map("x", x)
         height, width = x.shape[-2:]
         h, w = self.grid((height, width))
         compiling = torch.compiler.is_compiling()
@@ -171,7 +180,7 @@ class Sliding:
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
         """The mean over each position's window."""
-        _require_map(x)
+        require_map("x", x)
         radius = self.radius((x.shape[-2], x.shape[-1]))
         wide = x.to(accumulation(x))
         return _window_mean(_window_mean(wide, COLUMNS, radius), ROWS, radius).to(x.dtype)

@@ -7,7 +7,7 @@ the papers. Nothing is computed: the network runs on tensors without storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -65,7 +65,7 @@ class Cost:
 
 def cost(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) -> Cost:
     """Parameters and multiply-adds for one image of ``size`` C H W; the model is left as it is."""
-    if len(size) != 3 or min(size) < 1:
+    if not isinstance(size, Sequence) or len(size) != 3 or min(size) < 1:
         raise ValueError(f"size is C, H, W of one image, such as (3, 32, 32); got {size}")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     hollow = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
@@ -88,6 +88,8 @@ def cost(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) -> Cost:
         macs = flops.get(f"{root}.{name}", 0) // 2
         entries.append(Entry(name, type(module).__name__, _count(module), macs, recalibrates))
     shares = [e for e in entries if e.recalibrates]
+    if isinstance(model, MSSAR):
+        shares = [Entry("", root, _count(model), flops.get("Global", 0) // 2, True)]
     return Cost(
         params=_count(model),
         macs=flops.get("Global", 0) // 2,

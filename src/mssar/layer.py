@@ -7,12 +7,12 @@ y = x ⊙ Z
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
 
-from mssar.coordinates import accumulation, require_count
+from mssar.coordinates import Size, accumulation, require_count, require_map, size_of
 from mssar.scales import Nested, Pools, Separate, coordinate_sets
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def importance(
-    gates: Sequence[Float[Tensor, "N C _ _"]], sets: Nested | Separate, size: tuple[int, int]
+    gates: Sequence[Float[Tensor, "N C _ _"]], sets: Nested | Separate, size: Size
 ) -> Float[Tensor, "N C _ _"]:
     r"""$Z = \frac1L \sum_l \sigma(g_l)$, on the smallest grid on which all of it is constant."""
     return sets.average([gate.to(accumulation(gate)).sigmoid() for gate in gates], size)
@@ -52,6 +52,12 @@ class Branch(nn.Module):
             nn.init.kaiming_normal_(product.weight, mode="fan_out", nonlinearity="relu")
         for norm in (self.norm1, self.norm2):
             norm.reset_parameters()
+
+    @property
+    def normalises_the_batch(self) -> bool:
+        """Whether BN would take statistics of this batch alone; synchronised BN looks further."""
+        norms = (self.norm1, self.norm2)
+        return any(isinstance(norm, nn.BatchNorm2d) and norm.training for norm in norms)
 
     def forward(self, y: Float[Tensor, "N B h w"]) -> Float[Tensor, "N C h w"]:
         hidden = self.norm1(self.reduce(y)).relu()
@@ -86,13 +92,13 @@ class MSSAR(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.sets = coordinate_sets(strategy, scales)
         require_count("channels", channels)
         require_count("reduction", reduction)
         if context_channels is not None:
             require_count("context_channels", context_channels)
+        self.sets = coordinate_sets(strategy, scales)
         self.channels = channels
-        self.scales = tuple(scales)
+        self.scales = tuple(s.scale for s in self.sets.sets)
         self.strategy = strategy
         self.reduction = reduction
         self.context_channels = context_channels
@@ -116,8 +122,17 @@ class MSSAR(nn.Module):
         adding channels to one map need not pool them all again at every step.
         """
         gates = self._gates(x, context)
-        z = importance(gates, self.sets, _size(x))
+        z = importance(gates, self.sets, size_of(x))
         return self.sets.multiply(x, z.to(x.dtype))
+
+    @overload
+    def importance(
+        self, x: Tensor, context: Tensor | Pools | None = None, *, per_scale: Literal[False] = False
+    ) -> Tensor: ...
+    @overload
+    def importance(
+        self, x: Tensor, context: Tensor | Pools | None = None, *, per_scale: Literal[True]
+    ) -> list[Tensor]: ...
 
     def importance(
         self,
@@ -126,8 +141,12 @@ class MSSAR(nn.Module):
         *,
         per_scale: bool = False,
     ) -> Float[Tensor, "N C H W"] | list[Float[Tensor, "N C H W"]]:
-        """The weights Z; with ``per_scale`` a list, one map a scale, of which Z is the mean."""
-        size = _size(x)
+        """The weights Z; with ``per_scale`` a list, one map a scale, of which Z is the mean.
+
+        In training mode BN takes the batch's statistics and updates its running ones, as forward
+        does: look at weights in ``eval()``.
+        """
+        size = size_of(x)
         gates = self._gates(x, context)
         if not per_scale:
             return self.sets.spread(importance(gates, self.sets, size), size).to(x.dtype)
@@ -141,8 +160,7 @@ class MSSAR(nn.Module):
         return self.sets.pool(context)
 
     def _gates(self, x: Tensor, context: Tensor | Pools | None) -> list[Tensor]:
-        if x.ndim != 4 or x.shape[2] < 1 or x.shape[3] < 1:
-            raise ValueError(f"MSSAR takes a map N C H W; got a tensor of shape {tuple(x.shape)}")
+        require_map("x", x)
         if x.shape[1] != self.channels:
             raise ValueError(f"MSSAR was made for {self.channels} channels; got {tuple(x.shape)}")
         pools = self._source(x, context)
@@ -150,7 +168,7 @@ class MSSAR(nn.Module):
         branches = cast("Sequence[Branch]", self.branches)
         for scale, branch, y in zip(self.scales, branches, by_scale, strict=True):
             values = y.shape[0] * y.shape[2] * y.shape[3]
-            if values == 1 and (branch.norm1.training or branch.norm2.training):
+            if values == 1 and branch.normalises_the_batch:
                 raise ValueError(
                     f"BN cannot train on a single value per channel: scale {scale} of a batch of "
                     "one has one region; use a larger batch, or eval()"
@@ -168,8 +186,7 @@ class MSSAR(nn.Module):
                 "channels of another map, so call layer(x, context)"
             )
         if isinstance(context, Tensor):
-            if context.ndim != 4:
-                raise ValueError(f"context is a map N C H W; got {tuple(context.shape)}")
+            require_map("context", context)
             context = self.pool(context)
         if context.sets != self.sets:
             raise ValueError(f"context was pooled for {context.sets}; this layer needs {self.sets}")
@@ -178,10 +195,10 @@ class MSSAR(nn.Module):
             raise ValueError(
                 f"context has {channels} channels; this MSSAR takes {self.context_channels}"
             )
-        if batch != x.shape[0] or context.size != _size(x):
+        if batch != x.shape[0] or context.size != size_of(x):
             raise ValueError(
                 f"context has batch {batch} and size {context.size}; "
-                f"x has batch {x.shape[0]} and size {_size(x)}, and they must agree"
+                f"x has batch {x.shape[0]} and size {size_of(x)}, and they must agree"
             )
         return context
 
@@ -191,7 +208,3 @@ class MSSAR(nn.Module):
         if self.context_channels is not None:
             said += f", context_channels={self.context_channels}"
         return said
-
-
-def _size(x: Tensor) -> tuple[int, int]:
-    return x.shape[-2], x.shape[-1]

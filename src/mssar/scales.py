@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Size
+from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Size, size_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -29,10 +29,11 @@ class Pools(NamedTuple):
 
     def extend(self, other: Pools) -> Pools:
         """The pools of two maps concatenated along channels."""
-        if self.size != other.size or self.sets != other.sets:
+        batch, others = self.maps[0].shape[0], other.maps[0].shape[0]
+        if self.size != other.size or self.sets != other.sets or batch != others:
             raise ValueError(
-                f"pools extend others of the same size and sets: {self.size}, {self.sets}; "
-                f"got {other.size}, {other.sets}"
+                f"pools extend others of the same batch, size and sets: {batch}, {self.size}, "
+                f"{self.sets}; got {others}, {other.size}, {other.sets}"
             )
         maps = tuple(torch.cat(pair, 1) for pair in zip(self.maps, other.maps, strict=True))
         return Pools(maps, self.size, self.sets)
@@ -46,7 +47,7 @@ class Nested:
     finest: int  # which of them
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
-        return Pools((self.sets[self.finest].pool(x),), _size(x), self)
+        return Pools((self.sets[self.finest].pool(x),), size_of(x), self)
 
     def by_scale(self, pools: Pools) -> list[Tensor]:
         (fine,) = pools.maps
@@ -81,7 +82,7 @@ class Separate:
     sets: tuple[CoordinateSet, ...]
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
-        return Pools(tuple(s.pool(x) for s in self.sets), _size(x), self)
+        return Pools(tuple(s.pool(x) for s in self.sets), size_of(x), self)
 
     def by_scale(self, pools: Pools) -> list[Tensor]:
         return list(pools.maps)
@@ -104,6 +105,8 @@ def coordinate_sets(strategy: str, scales: Sequence[int]) -> Nested | Separate:
     """The coordinate sets of these scales, nested where they can be."""
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy is one of {', '.join(STRATEGIES)}; got {strategy!r}")
+    if not isinstance(scales, Sequence):
+        raise ValueError(f"scales are a sequence, such as (1, 2, 4); got {scales!r}")
     sets = tuple(STRATEGIES[strategy](scale) for scale in scales)
     if not sets or len(set(scales)) < len(sets):
         raise ValueError(f"scales are different whole numbers, such as (1, 2, 4); got {scales}")
@@ -111,7 +114,3 @@ def coordinate_sets(strategy: str, scales: Sequence[int]) -> Nested | Separate:
     if len(regional) == len(sets) and all(max(scales) % scale == 0 for scale in scales):
         return Nested(regional, list(scales).index(max(scales)))
     return Separate(sets)
-
-
-def _size(x: Tensor) -> Size:
-    return x.shape[-2], x.shape[-1]

@@ -24,7 +24,6 @@ T = TypeVar("T")
 
 app = typer.Typer(
     name="mssar",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -38,19 +37,22 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def command(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001, its callback answers
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")
     ] = False,
 ) -> None:
     """Multi-scale spatially-asymmetric recalibration for image classifiers."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()
 def cost(
     net: Annotated[str | None, typer.Argument(help="The network.", show_default=False)] = None,
-    recalibration: Annotated[str, typer.Option(help="none, se or mssar.")] = "none",
+    recalibration: Annotated[str | None, typer.Option(help="none (by default), se, mssar.")] = None,
     scales: Annotated[str | None, typer.Option(help="For mssar, as 1,2,4.")] = None,
     strategy: Annotated[str | None, typer.Option(help="For mssar: regional or sliding.")] = None,
     reduction: Annotated[int | None, typer.Option(help="For se and mssar.")] = None,
@@ -59,7 +61,7 @@ def cost(
     size: Annotated[
         int | None, typer.Option(help="Side of the image; 32 or 224 by default.")
     ] = None,
-    depth: Annotated[int, typer.Option(help="How deep to look into the modules.")] = 1,
+    depth: Annotated[int, typer.Option(min=0, help="How deep to look into the modules.")] = 1,
     paper: Annotated[bool, typer.Option("--paper", help="All the paper's networks.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
 ) -> None:
@@ -80,24 +82,35 @@ def cost(
     if paper == (net is not None):
         raise ValueError(f"name a network ({', '.join(mssar.list_models())}), or pass --paper")
     if net is None:
+        asked = {"recalibration": recalibration, "classes": classes, "size": size, **given}
+        for option in (name for name, value in asked.items() if value is not None):
+            raise ValueError(f"--paper fixes the networks and takes no --{option}; it takes --json")
         rows = counts.compare(_tracked)
-        _print_json([asdict(row) for row in rows]) if as_json else _print_paper(rows)
+        _print_json([row.as_dict() for row in rows]) if as_json else _print_paper(rows)
         return
     channels, *sides = architecture(net).size
     side = sides[0] if size is None else size
     with torch.device("meta"):
-        model = mssar.create_model(net, recalibration, classes, **options)
-    found = mssar.cost(model, (channels, side, side))
+        model = mssar.create_model(net, recalibration or "none", classes, **options)
+    try:
+        found = mssar.cost(model, (channels, side, side))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{net} cannot take images of {side}×{side}: {reason}") from error
     _print_json(asdict(found)) if as_json else _print_cost(found, depth)
 
 
 def main() -> None:
     """Run the command; a user's mistake is one line and exit status 2."""
     try:
-        app()
-    except ValueError as mistake:
-        print(f"mssar: {mistake}", file=sys.stderr)
+        status = app(prog_name="mssar", standalone_mode=False)
+    except Exception as mistake:
+        usage = getattr(mistake, "format_message", None)  # of the parser's own exceptions
+        if usage is None and not isinstance(mistake, ValueError):
+            raise
+        print(f"mssar: {usage() if usage else mistake}", file=sys.stderr)
         sys.exit(2)
+    sys.exit(status)
 
 
 def _scales(text: str) -> tuple[int, ...]:

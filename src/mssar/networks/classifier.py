@@ -41,16 +41,15 @@ class Classifier(nn.Module, ABC):
 
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh linear layer for so many classes; 0 leaves the pooled features."""
-        if num_classes < 0:
-            raise ValueError(f"num_classes is 0 (features) or more; got {num_classes}")
-        like = next(self.parameters())
+        if not isinstance(num_classes, int) or num_classes < 0:
+            raise ValueError(f"num_classes is 0 (features) or more; got {num_classes!r}")
         self.num_classes = num_classes
-        self.fc = nn.Identity()
-        if num_classes:
-            self.fc = nn.Linear(
-                self.num_features, num_classes, device=like.device, dtype=like.dtype
-            )
-            nn.init.zeros_(self.fc.bias)
+        if not num_classes:
+            self.fc = nn.Identity()
+            return
+        like = next(self.parameters())
+        self.fc = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+        nn.init.zeros_(self.fc.bias)
 
 
 def initialise(module: nn.Module) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mssar.layer import MSSAR
 from mssar.networks.classifier import Classifier, initialise
-from mssar.networks.recalibration import Recalibration, nothing
+from mssar.networks.recalibration import Recalibration, nothing, recalibrator
 from mssar.scales import Nested, Pools, Separate
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class DenseStep(nn.Module):
         self.conv2 = nn.Conv2d(4 * growth, growth, 3, 1, 1, bias=False)
         self.stage = stage
         context = {"context_channels": inputs} if stage == "multi" else {}
-        self.recalibrate = recalibration(growth, **context)
+        self.recalibrate = recalibrator(recalibration, growth, **context)
 
     def forward(
         self, x: Float[Tensor, "N C H W"], pools: Pools | None = None
@@ -106,14 +106,17 @@ class DenseNet(Classifier):
         growth: int = 12,
         num_classes: int = 10,
         recalibration: Recalibration = nothing,
-        stage: Stage = "single",
+        stage: Stage | None = None,  # multi where the recalibration can, by default
     ) -> None:
         super().__init__()
         if depth < 10 or depth % 6 != 4:
             raise ValueError(f"a DenseNet-BC has 6n+4 layers, such as 100 or 190; got {depth}")
+        takes_context = "context_channels" in inspect.signature(recalibration).parameters
+        if stage is None:
+            stage = "multi" if takes_context else "single"
         if stage not in ("multi", "single"):
             raise ValueError(f"stage is 'multi' or 'single'; got {stage!r}")
-        if stage == "multi" and not _takes_context(recalibration):
+        if stage == "multi" and not takes_context:
             raise ValueError(
                 "stage='multi' makes recalibration(channels, context_channels=…); "
                 f"{recalibration!r} does not take context_channels, use stage='single'"
@@ -141,8 +144,3 @@ class DenseNet(Classifier):
         x = self.transition2(self.block2(x))  # N C H/4 W/4
         x = self.block3(x)
         return F.relu(self.norm(x))
-
-
-def _takes_context(recalibration: Recalibration) -> bool:
-    parameters = inspect.signature(recalibration).parameters.values()
-    return any(p.name == "context_channels" or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -18,6 +18,17 @@ def nothing(_channels: int) -> nn.Module:
     return nn.Identity()
 
 
+def recalibrator(recalibration: Recalibration, channels: int, **context: int) -> nn.Module:
+    """What a factory makes, if that is a module."""
+    made = recalibration(channels, **context)
+    if not isinstance(made, nn.Module):
+        raise ValueError(
+            f"a recalibration makes a module for so many channels; {recalibration!r} "
+            f"made {type(made).__name__} for {channels}"
+        )
+    return made
+
+
 RECALIBRATIONS: dict[str, Recalibration] = {
     "none": nothing,
     "se": partial(MSSAR, scales=(1,)),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from mssar.networks.cifar_resnet import CifarResNet
 from mssar.networks.classifier import Classifier
 from mssar.networks.densenet import DenseNet
@@ -67,8 +69,8 @@ def create_model(
         recalibration: "none", "se", "mssar", or a callable from channels to a module.
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
         options: for "se" ``reduction``; for "mssar" ``scales``, ``strategy`` and ``reduction``;
-            for DenseNets that are recalibrated ``stage``, "multi" (the default) or "single".
-            A callable is single-stage by default, and takes its own options with it.
+            for DenseNets that are recalibrated ``stage``, "multi" or "single". A callable takes
+            its own options with it; it is multi-stage if it takes ``context_channels``.
     """
     chosen = architecture(name)
     taken = _options(recalibration)
@@ -79,11 +81,8 @@ def create_model(
                 f"{name} with {recalibration!r} has no option {option!r}; "
                 f"its options: {', '.join(taken + staging) or 'there are none'}"
             )
-    if callable(recalibration):
-        factory, stage = recalibration, "single"
-    else:
-        factory, stage = RECALIBRATIONS[recalibration], "multi"
-    building: dict[str, Any] = {"stage": options.pop("stage", stage)} if staging else {}
+    factory = recalibration if callable(recalibration) else RECALIBRATIONS[recalibration]
+    building = {"stage": options.pop("stage")} if "stage" in options else {}
     settings = {k: v for k, v in chosen.defaults.items() if k in taken} | options
     return chosen.build(
         num_classes=chosen.num_classes if num_classes is None else num_classes,
@@ -93,10 +92,11 @@ def create_model(
 
 
 def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
-    if callable(recalibration):
+    if callable(recalibration) and not isinstance(recalibration, nn.Module):
         return ()
     if recalibration not in OPTIONS:
         raise ValueError(
-            f"recalibration is one of {', '.join(OPTIONS)}, or a callable; got {recalibration!r}"
+            f"recalibration is one of {', '.join(OPTIONS)}, or a callable from channels to a "
+            f"module; got {recalibration!r}"
         )
     return OPTIONS[recalibration]

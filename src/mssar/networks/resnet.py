@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mssar.networks.classifier import Classifier, initialise
-from mssar.networks.recalibration import Recalibration, nothing
+from mssar.networks.recalibration import Recalibration, nothing, recalibrator
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -47,7 +47,7 @@ class BasicBlock(Block):
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.recalibrate = recalibration(width)
+        self.recalibrate = recalibrator(recalibration, width)
         self.downsample = projection(inputs, width, stride)
 
     def residual(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
@@ -74,7 +74,7 @@ class Bottleneck(Block):
         self.bn2 = nn.BatchNorm2d(inner)
         self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
-        self.recalibrate = recalibration(outputs)
+        self.recalibrate = recalibrator(recalibration, outputs)
         self.downsample = projection(inputs, outputs, stride)
 
     def residual(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -38,6 +38,13 @@ class Row:
     params: Count
     macs: Count
     remark: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it with the differences, for JSON."""
+        found = asdict(self)
+        for name in ("params", "macs"):
+            found[name]["difference"] = getattr(self, name).difference
+        return found
 
 
 def compare(progress: Callable[[list[_Asked]], Iterable[_Asked]] = iter) -> list[Row]:
