@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import torch
 from torch import Tensor, nn
 
-from mssar.coordinates import Size, accumulation, require_count, require_map, size_of
-from mssar.scales import Nested, Pools, Separate, coordinate_sets
+from mssar.coordinates import accumulation, require_count, require_map, size_of
+from mssar.scales import Pools, coordinate_sets
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-def importance(
-    gates: Sequence[Float[Tensor, "N C _ _"]], sets: Nested | Separate, size: Size
-) -> Float[Tensor, "N C _ _"]:
-    r"""$Z = \frac1L \sum_l \sigma(g_l)$, on the smallest grid on which all of it is constant."""
-    return sets.average([gate.to(accumulation(gate)).sigmoid() for gate in gates], size)
+def weights(gates: Sequence[Float[Tensor, "N C _ _"]]) -> list[Float[Tensor, "N C _ _"]]:
+    r"""$Z^{(l)} = \sigma(g_l)$ on the regions of each scale, in float32 at least."""
+    return [gate.to(accumulation(gate)).sigmoid() for gate in gates]
 
 
 class Branch(nn.Module):
@@ -121,8 +119,7 @@ class MSSAR(nn.Module):
         ``context`` may be given as what :meth:`pool` made of it, so that a network which keeps
         adding channels to one map need not pool them all again at every step.
         """
-        gates = self._gates(x, context)
-        z = importance(gates, self.sets, size_of(x))
+        z = self.sets.average(weights(self._gates(x, context)), size_of(x))
         return self.sets.multiply(x, z.to(x.dtype))
 
     @overload
@@ -147,13 +144,11 @@ class MSSAR(nn.Module):
         does: look at weights in ``eval()``.
         """
         size = size_of(x)
-        gates = self._gates(x, context)
+        by_scale = weights(self._gates(x, context))
         if not per_scale:
-            return self.sets.spread(importance(gates, self.sets, size), size).to(x.dtype)
-        return [
-            s.spread(gate.to(accumulation(gate)).sigmoid(), size).to(x.dtype)
-            for s, gate in zip(self.sets.sets, gates, strict=True)
-        ]
+            return self.sets.spread(self.sets.average(by_scale, size), size).to(x.dtype)
+        sets = self.sets.sets
+        return [s.spread(z, size).to(x.dtype) for s, z in zip(sets, by_scale, strict=True)]
 
     def pool(self, context: Float[Tensor, "N B H W"]) -> Pools:
         """What this layer needs to know of a map, to be passed for it as context."""
