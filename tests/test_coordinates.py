@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mssar import Regional, Sliding
 
@@ -36,7 +35,7 @@ def on_grid(pools: Tensor, regions: oracle.Regions) -> Tensor:
     return pools.unflatten(2, regions.grid)
 
 
-def agree(ours: Tensor, theirs: Tensor, x: Tensor, y: Tensor, seed: int) -> None:
+def assert_agree(ours: Tensor, theirs: Tensor, x: Tensor, y: Tensor, seed: int) -> None:
     """Two results, and the gradients of a random linear functional of them."""
     torch.testing.assert_close(ours, theirs, **EXACT)
     functional = random(*ours.shape, seed=seed + 1)
@@ -64,12 +63,12 @@ def test_pool_and_spread_follow_the_definition(strategy, memory_format, size, sc
 
     x, y = laid_out(random(2, 3, *size, seed=seed), memory_format), random(2, 3, *size, seed=seed)
     y.requires_grad_()
-    agree(ours.pool(x), on_grid(oracle.pool(y, theirs), theirs), x, y, seed)
+    assert_agree(ours.pool(x), on_grid(oracle.pool(y, theirs), theirs), x, y, seed)
 
     z = laid_out(random(2, 3, *theirs.grid, seed=seed), memory_format)
     t = random(2, 3, *theirs.grid, seed=seed).requires_grad_()
     spread = ours.spread(z, size)
-    agree(spread, oracle.spread(t.flatten(2), theirs, size), z, t, seed)
+    assert_agree(spread, oracle.spread(t.flatten(2), theirs, size), z, t, seed)
     if theirs.grid != (1, 1):  # there the formats are the same
         assert spread.is_contiguous(memory_format=FORMATS[memory_format])
 
@@ -213,7 +212,7 @@ def test_coarser_pools_follow_from_finer_ones(memory_format, size, pair, seed):
     x, y = laid_out(random(2, 3, *size, seed=seed), memory_format), random(2, 3, *size, seed=seed)
     y.requires_grad_()
     coarsened = coarse.coarsen(fine.pool(x), fine.areas(size, x))
-    agree(coarsened, on_grid(oracle.pool(y, regions), regions), x, y, seed)
+    assert_agree(coarsened, on_grid(oracle.pool(y, regions), regions), x, y, seed)
     torch.testing.assert_close(coarsened, coarse.pool(x), **EXACT)
 
     # And the other way, drawn on the finer grid: all finer regions of one take its value.
@@ -222,7 +221,7 @@ def test_coarser_pools_follow_from_finer_ones(memory_format, size, pair, seed):
     owners = [regions.of[members[0]] for members in finer.members]
     refined = on_grid(torch.stack([t.flatten(2)[:, :, o] for o in owners], 2), finer)
     on_fine = coarse.spread(z, fine.grid(size))
-    agree(on_fine, refined, z, t, seed)
+    assert_agree(on_fine, refined, z, t, seed)
     torch.testing.assert_close(fine.spread(on_fine, size), coarse.spread(z, size), **EXACT)
 
 
@@ -257,134 +256,12 @@ def test_half_precision_sums_do_not_run_over(dtype, scale, strategy):
     """A 64 × 64 map of values around 100 sums to six times float16's largest number."""
     x = (torch.randn(1, 3, 64, 64) + 100.0).to(dtype)
     if strategy == "sliding":
-        exact = exact_window_means(x, scale)
+        exact = oracle.window_means(x, scale)
     else:
         regions = oracle.regional((64, 64), scale)
         exact = on_grid(oracle.pool(x.double(), regions), regions)
     pooled = SETS[strategy](scale).pool(x).double()
     torch.testing.assert_close(pooled, exact, rtol=torch.finfo(dtype).eps, atol=0)
-
-
-# --- Sliding windows
-
-
-def test_border_windows_divide_by_what_they_hold():
-    # √(3·3) / 3 = 1: windows of 3 × 3, of which a corner holds 4 positions and an edge 6.
-    x = torch.arange(1.0, 10.0, dtype=torch.float64).view(1, 1, 3, 3)
-    means = [[3.0, 3.5, 4.0], [4.5, 5.0, 5.5], [6.0, 6.5, 7.0]]
-    torch.testing.assert_close(Sliding(3).pool(x)[0, 0], torch.tensor(means, dtype=x.dtype))
-    # √(1·4) / 1 = 2: along a row of four the outer windows hold three positions.
-    x = torch.tensor([[[[1.0, 2.0, 3.0, 10.0]]]], dtype=torch.float64)
-    means = [[2.0, 4.0, 4.0, 5.0]]
-    torch.testing.assert_close(Sliding(1).pool(x)[0, 0], torch.tensor(means, dtype=x.dtype))
-    # √(2·3) / 3 < 1: everyone for himself.
-    x = random(1, 2, 2, 3)
-    torch.testing.assert_close(Sliding(3).pool(x), x)
-
-
-@pytest.mark.parametrize(
-    ("size", "scale", "radius"),
-    [
-        ((7, 7), 7, 1),  # 7/7 in floating point could fall below 1
-        ((49, 49), 7, 7),
-        ((3, 12), 2, 3),
-        ((3, 12), 6, 1),
-        ((3, 12), 7, 0),
-        ((33, 17), 1, 23),
-        ((224, 224), 224, 1),
-        ((224, 224), 225, 0),
-    ],
-)
-def test_the_window_reaches_whole_steps_exactly(size, scale, radius):
-    assert Sliding(scale).radius(size) == radius
-    # The middle of a map that is zero except there: every window that reaches it sees it.
-    h, w = size[0] // 2, size[1] // 2
-    x = torch.zeros(1, 1, *size, dtype=torch.float64)
-    x[..., h, w] = 1.0
-    seen = Sliding(scale).pool(x)[0, 0] > 1e-9
-    expected = torch.zeros(size, dtype=torch.bool)
-    expected[max(0, h - radius) : h + radius + 1, max(0, w - radius) : w + radius + 1] = True
-    assert torch.equal(seen, expected)
-
-
-def exact_window_means(x: Tensor, scale: int) -> Tensor:
-    """From an integral image; in float64 its cancellation stays far below 1e-8 here."""
-    height, width = x.shape[2:]
-    radius = math.isqrt(height * width // scale**2)
-    integral = F.pad(x.double(), (1, 0, 1, 0)).cumsum(2).cumsum(3)
-    top, left = ((torch.arange(n) - radius).clamp(min=0) for n in (height, width))
-    bottom = (torch.arange(height) + radius + 1).clamp(max=height)
-    right = (torch.arange(width) + radius + 1).clamp(max=width)
-    sums = (
-        integral[:, :, bottom][..., right]
-        - integral[:, :, top][..., right]
-        - integral[:, :, bottom][..., left]
-        + integral[:, :, top][..., left]
-    )
-    return sums / ((bottom - top)[:, None] * (right - left))
-
-
-@pytest.mark.parametrize("memory_format", FORMATS)
-@pytest.mark.parametrize("scale", [1, 2, 7, 32, 224, 300])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda shape: torch.randn(shape) + 1.0,
-        torch.rand,
-        lambda shape: 0.1 * torch.randn(shape) + 8.0,
-    ],
-    ids=["around 1", "in [0, 1]", "around 8"],
-)
-def test_large_maps_keep_their_accuracy(make, scale, memory_format):
-    """A float32 integral image of such a map is off by about 1e-3."""
-    x = make((1, 3, 224, 224)).contiguous(memory_format=FORMATS[memory_format])
-    pooled = Sliding(scale).pool(x)
-    assert pooled.dtype == torch.float32
-    torch.testing.assert_close(pooled.double(), exact_window_means(x, scale), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("size", "scale"), [((5, 4), 2), ((9, 1), 3), ((6, 6), 1)])
-def test_the_fast_exact_means_are_the_definition(size, scale):
-    x = random(2, 3, *size)
-    expected = oracle.pool(x, oracle.sliding(size, scale)).unflatten(2, size)
-    torch.testing.assert_close(exact_window_means(x, scale), expected, **EXACT)
-
-
-class Elements(TorchDispatchMode):
-    """Counts the elements that operations write; views write none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = 0
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.names.add(func._schema.name)
-            for result in out if isinstance(out, tuple | list) else [out]:
-                self.written += result.numel() if isinstance(result, Tensor) else 0
-        return out
-
-
-# They read a whole window for each element they write: counting those would be no measure.
-HEAVY = ("conv", "pool", "mm", "matmul", "einsum", "im2col", "unfold")
-
-
-@pytest.mark.parametrize("memory_format", FORMATS)
-def test_the_cost_of_sliding_does_not_depend_on_the_scale(memory_format):
-    x = laid_out(torch.randn(1, 4, 128, 128), memory_format)
-    forward, backward = {}, {}
-    for scale in (2, 4, 16, 64):
-        with Elements() as ahead:
-            pooled = Sliding(scale).pool(x)
-        with Elements() as back:
-            pooled.backward(torch.ones_like(pooled))
-        assert not [n for n in ahead.names | back.names if any(word in n for word in HEAVY)]
-        forward[scale], backward[scale] = ahead.written / x.numel(), back.written / x.numel()
-    for passes, limit in ((forward, 40), (backward, 80)):
-        assert max(passes.values()) <= 3 * min(passes.values()), passes
-        assert max(passes.values()) <= limit, passes
 
 
 # --- Wrong arguments

@@ -55,13 +55,13 @@ def gradients(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(outputs, inputs, functionals))
 
 
-def close(ours: list[Tensor], theirs: list[Tensor], **tolerance: float) -> None:
+def assert_all_close(ours: list[Tensor], theirs: list[Tensor], **tolerance: float) -> None:
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, **(tolerance or EXACT))
 
 
-def same(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    close(ours, theirs, rtol=0, atol=0)
+def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    assert_all_close(ours, theirs, rtol=0, atol=0)
 
 
 # --- Against the definition
@@ -136,8 +136,8 @@ def test_the_layer_follows_the_definition(case):
 
     ours = [y, z, *per_scale]
     theirs = [expected.y, expected.importance, *expected.per_scale]
-    close(ours, theirs)
-    close(
+    assert_all_close(ours, theirs)
+    assert_all_close(
         gradients(ours, inputs + list(layer.parameters())),
         gradients(theirs, inputs + weights),
     )
@@ -219,7 +219,7 @@ def test_nested_regions_only_save_work(scales, size, memory_format):
         outputs = [each(*inputs), each.importance(*inputs)]
         outputs += each.importance(*inputs, per_scale=True)
         results.append(outputs + gradients(outputs, inputs + list(each.parameters())))
-    close(*results)
+    assert_all_close(*results)
 
 
 def test_scales_that_do_not_nest_are_kept_apart():
@@ -244,7 +244,7 @@ def test_the_memory_format_stays(strategy, scales, channels, size):
         y = layer(given_x)
         assert y.is_contiguous(memory_format=memory_format), name
         results.append([y, *gradients([y], [given_x, *layer.parameters()])])
-    close(*results)
+    assert_all_close(*results)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -301,7 +301,7 @@ def test_twice_the_same(strategy, scales, memory_format):
         x = maps(4, 16, 31, 29, memory_format=memory_format).detach().float().requires_grad_()
         y = layer(x)
         results.append([y, *gradients([y], [x, *layer.parameters()]), *layer.buffers()])
-    same(*results)
+    assert_same(*results)
 
 
 # --- Parameters
@@ -338,7 +338,7 @@ def test_a_copy_gives_the_same(through, training):
     for each in (layer.train(training), other.train(training)):
         y = each(*inputs)
         results.append([y, *gradients([y], inputs + list(each.parameters())), *each.buffers()])
-    same(*results)
+    assert_same(*results)
     assert not {t.data_ptr() for t in layer.parameters()} & {
         t.data_ptr() for t in other.parameters()
     }
@@ -409,7 +409,7 @@ def test_pools_stand_for_their_map(strategy, scales, size):
     for context in (inputs[1], layer.pool(inputs[1])):
         outputs = [layer(inputs[0], context), layer.importance(inputs[0], context)]
         results.append(outputs + gradients(outputs, inputs + list(layer.parameters())))
-    close(*results)
+    assert_all_close(*results)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -418,8 +418,8 @@ def test_pools_grow_by_channels(strategy, scales, size):
     layer = make(6, scales, strategy, context_channels=5)
     x, a, b = maps(2, 6, *size), maps(2, 2, *size), maps(2, 3, *size)
     grown, whole = layer.pool(a).extend(layer.pool(b)), layer.pool(torch.cat((a, b), 1))
-    close(list(grown.maps), list(whole.maps))
+    assert_all_close(list(grown.maps), list(whole.maps))
     assert grown.size == whole.size == size
     assert grown.sets == whole.sets == layer.sets
     outputs = [layer(x, grown)], [layer(x, torch.cat((a, b), 1))]
-    close(*(y + gradients(y, [x, a, b]) for y in outputs))
+    assert_all_close(*(y + gradients(y, [x, a, b]) for y in outputs))

@@ -26,7 +26,7 @@ def _fresh_compiler():
     torch.compiler.reset()
 
 
-def agree(layer: nn.Module, other: nn.Module, x: torch.Tensor, **tolerance: float) -> None:
+def assert_agree(layer: nn.Module, other: nn.Module, x: torch.Tensor, **tolerance: float) -> None:
     """Two layers give the same map, gradients and statistics."""
     twins = [x.clone(memory_format=torch.preserve_format).requires_grad_() for _ in range(2)]
     found = [module(twin) for module, twin in zip((layer, other), twins, strict=True)]
@@ -50,7 +50,7 @@ def test_compiles_whole(unchecked, train, options, size, memory_format):
     layer = unchecked.MSSAR(6, dtype=torch.float64, **options).train(train)
     compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")
     x = torch.randn(4, 6, *size, dtype=torch.float64).contiguous(memory_format=memory_format)
-    agree(layer, compiled, x, atol=1e-12, rtol=1e-9)
+    assert_agree(layer, compiled, x, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # Inductor's own
@@ -60,7 +60,7 @@ def test_compiles_to_machine_code(unchecked, size):
     layer = unchecked.MSSAR(6)
     compiled = torch.compile(copy.deepcopy(layer), fullgraph=True)
     x = torch.randn(4, 6, *size).contiguous(memory_format=torch.channels_last)
-    agree(layer, compiled, x, atol=1e-4, rtol=1e-4)
+    assert_agree(layer, compiled, x, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", LAYERS)
@@ -80,7 +80,7 @@ def test_whole_networks_compile(unchecked):
     ):
         network.double()
         compiled = torch.compile(copy.deepcopy(network), fullgraph=True, backend="aot_eager")
-        agree(
+        assert_agree(
             network, compiled, torch.randn(4, 3, 16, 16, dtype=torch.float64), atol=1e-9, rtol=1e-7
         )
 
