@@ -78,9 +78,9 @@ def test_cost_of_the_paper_shows_both_numbers_and_remarks(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("cost",), "name a network (resnet20, "),
-        (("cost", "resnet20", "--paper"), "name a network (resnet20, "),
-        (("cost", "resnet21"), "no network 'resnet21'; there are resnet20, "),
+        (("cost",), "name a network (resnet8, "),
+        (("cost", "resnet20", "--paper"), "name a network (resnet8, "),
+        (("cost", "resnet21"), "no network 'resnet21'; there are resnet8, "),
         (
             ("cost", "resnet20", "--scales", "1,2"),
             "its options: there are none",

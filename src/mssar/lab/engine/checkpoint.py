@@ -1,0 +1,115 @@
+"""What a run needs to go on: one safetensors file an epoch, whole or not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+SCHEMA = 1
+KEPT = 2
+_NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{5,}))?\.safetensors")
+
+
+@dataclass
+class Progress:
+    """How far a run is. ``step`` counts within the epoch after the ``epoch`` finished ones."""
+
+    run: dict[str, Any]
+    id: str
+    started: str
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0  # of the unfinished epoch so far
+    interruptions: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    class_errors: list[float] = field(default_factory=list)
+    schema: int = SCHEMA
+
+
+def save(directory: Path, progress: Progress, tensors: Mapping[str, Tensor]) -> Path:
+    """Write a checkpoint, then let go of all but the last two."""
+    step = f"-step-{progress.step:05}" if progress.step else ""
+    path = directory / f"epoch-{progress.epoch:04}{step}.safetensors"
+    held = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    written = safetensors.torch.save(held, {"mssar": json.dumps(asdict(progress))})
+    write_whole(path, written)
+    for old in checkpoints(directory)[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """A run's checkpoints, the newest last."""
+    found = [(_NAME.fullmatch(path.name), path) for path in directory.glob("epoch-*.safetensors")]
+    ordered = sorted((int(m[1]), int(m[2] or 0), path) for m, path in found if m)
+    return [path for _, _, path in ordered]
+
+
+def newest(
+    directory: Path, warn: Callable[[str], None]
+) -> tuple[Progress, dict[str, Tensor]] | None:
+    """The last checkpoint that can be read; None where there is none at all."""
+    paths = checkpoints(directory)
+    for path in reversed(paths):
+        try:
+            return load(path)
+        except ValueError as error:
+            warn(f"{error}; going back to the checkpoint before it")
+    if paths:
+        raise ValueError(f"no checkpoint in {directory} can be read; --restart begins anew")
+    return None
+
+
+def load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
+    """A checkpoint's progress and tensors. Nothing in it is ever executed."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            found = json.loads((file.metadata() or {})["mssar"])
+            if found["schema"] != SCHEMA:
+                raise ValueError(f"its schema is {found['schema']}, and {SCHEMA} is read here")
+            return Progress(**found), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path} is no readable checkpoint ({error})") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """A file with all of this in it, or the file as it was before: a full disk leaves no trace."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the rename itself must survive a power cut
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """A run's folder for this process alone. The lock ends with the process, however it ends."""
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(directory / ".lock", blocking=False):
+            yield
+    except Timeout:
+        raise ValueError(f"{directory} is in use by another process; wait, or stop it") from None

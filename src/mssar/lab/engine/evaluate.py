@@ -1,0 +1,77 @@
+"""The error of a run's network on its test images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mssar.lab.data.dataset import Arrays
+from mssar.lab.engine.checkpoint import Progress, checkpoints, load
+from mssar.lab.engine.execution import Execution, settings
+from mssar.lab.engine.feed import ArraysFeed, Feed, FolderFeed, Resident
+from mssar.lab.engine.step import Examiner, Score
+from mssar.lab.engine.training import Data
+from mssar.lab.engine.world import World
+from mssar.lab.run import Run, run_from_dict
+from mssar.networks.classifier import Classifier
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run as its last checkpoint has it."""
+
+    run: Run
+    progress: Progress
+    model: Classifier
+    checkpoint: Path
+
+
+def trained(directory: Path) -> Trained:
+    """The network of a run's folder, from its last checkpoint, or of one checkpoint file."""
+    found = [directory] if directory.is_file() else checkpoints(directory)
+    if not found:
+        raise ValueError(f"{directory} holds no checkpoint; name a run's folder, as in runs/…")
+    progress, tensors = load(found[-1])
+    run = run_from_dict(progress.run)
+    state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    if "fc.weight" not in state:
+        raise ValueError(f"{found[-1]} holds no network of mssar")
+    model = run.build(len(state["fc.weight"]))
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{found[-1]} does not fit {run.label}: {reason:.200}") from None
+    return Trained(run, progress, model, found[-1])
+
+
+def evaluate(
+    chosen: Trained,
+    data: Data,
+    execution: Execution,
+    say: Callable[[str], None] = lambda message: None,  # noqa: ARG005
+) -> Score:
+    """Its score on a data set's test images."""
+    if len(data.classes) != chosen.model.num_classes:
+        raise ValueError(
+            f"{chosen.run.label} was trained for {chosen.model.num_classes} classes; "
+            f"{data.name} has {len(data.classes)}"
+        )
+    recipe, world, device = chosen.run.recipe, World(), execution.device
+    feed: Feed
+    if isinstance(data, Arrays):
+        feed = ArraysFeed(data, Resident(data, 0, device), recipe, 0, device, world)
+    else:
+        feed = FolderFeed(
+            data, recipe, 0, execution, world, lambda path, why: say(f"{path}: {why}")
+        )
+    model = chosen.model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    examiner = Examiner(model, feed, len(data.classes), execution, world)
+    with settings(execution):
+        for _ in examiner.run():
+            pass
+        feed.close()
+        return examiner.score()

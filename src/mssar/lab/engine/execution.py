@@ -1,0 +1,85 @@
+"""How a run is carried out: what may differ between two runs of the same thing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+PRECISIONS = ("bf16", "tf32", "fp32")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and how to compute."""
+
+    device: torch.device
+    precision: str = "fp32"  # bf16 (autocast), tf32 or fp32
+    compile: bool = False  # torch.compile the network
+    graph: bool = True  # on CUDA: the whole step as one CUDA graph
+    deterministic: bool = False
+    sync_bn: bool = True  # with several processes: BN over the global batch
+    workers: int = 0  # processes that decode photographs
+    decode: str = "auto"  # where: auto, workers or gpu
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise ValueError(f"precision is one of {known}; got {self.precision!r}")
+        if self.precision == "tf32" and self.device.type != "cuda":
+            raise ValueError("precision tf32 needs a CUDA device; a CPU has bf16 and fp32")
+
+    @property
+    def graphed(self) -> bool:
+        return self.graph and self.device.type == "cuda"
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "device": self.device.type, "graph": self.graphed}
+
+
+def choose_device(wanted: str = "auto") -> torch.device:
+    """The device asked for, if it is there; "auto": the GPU if there is one."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"device is auto, cpu, cuda or cuda:N; got {wanted!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is auto, cpu, cuda or cuda:N; got {wanted!r}")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"no CUDA device is there, and {wanted!r} was asked for; try cpu")
+        if device.index is not None and device.index >= torch.cuda.device_count():
+            raise ValueError(f"there are {torch.cuda.device_count()} CUDA devices; got {wanted!r}")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+@contextmanager
+def settings(execution: Execution) -> Iterator[None]:
+    """PyTorch's global switches while runs are carried out, and as they were afterwards."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+    refused = torch.are_deterministic_algorithms_enabled()
+    reduced = execution.precision != "fp32"
+    cudnn.allow_tf32 = matmul.allow_tf32 = reduced
+    cudnn.deterministic = execution.deterministic
+    cudnn.benchmark = not execution.deterministic  # shapes stay the same: worth a search
+    if execution.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(execution.deterministic)
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+        torch.use_deterministic_algorithms(refused)

@@ -1,0 +1,185 @@
+"""Several runs in one process, taking turns; on a GPU each has its own stream and graphs.
+
+One small network does not fill a large chip: four beside each other take little longer than one.
+What a run computes does not depend on its company.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from mssar.lab import records
+from mssar.lab.engine.execution import Execution, settings
+from mssar.lab.engine.feed import Resident
+from mssar.lab.engine.training import Data, DivergedError, Observer, Training, finished
+from mssar.lab.engine.world import World
+from mssar.lab.records import Record
+from mssar.lab.run import Run
+
+RESERVE = 1.0  # seconds of a time budget kept for leaving
+
+
+@dataclass
+class Outcome:
+    """What became of a list of runs."""
+
+    records: list[Record] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    left: list[Run] = field(default_factory=list)  # not finished in time
+    signal: int | None = None  # that ended it
+
+
+class Clock:
+    """When to stop: at a signal, or so long before the budget ends that saving fits in."""
+
+    def __init__(self, budget: float | None) -> None:
+        self.end = None if budget is None else time.monotonic() + budget
+        self.signal: int | None = None
+        self.longest = 0.0  # turn of late: the next may take as long, and so may saving
+
+    def expired(self) -> bool:
+        if self.signal is not None:
+            return True
+        return self.end is not None and time.monotonic() + 2 * self.longest + RESERVE > self.end
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        # Compiling and capturing take one long turn, to be forgotten in time.
+        self.longest = max(0.99 * self.longest, time.monotonic() - begun)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """The first SIGTERM or interrupt asks to stop; a second interrupt is not waited for."""
+
+        def ask(number: int, _frame: FrameType | None) -> None:
+            if self.signal is not None:
+                raise KeyboardInterrupt
+            self.signal = number
+
+        before = {}
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(ValueError):  # not the main thread
+                before[number] = signal.signal(number, ask)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def train(
+    runs: Sequence[Run],
+    load: Callable[[str], Data],
+    execution: Execution,
+    folder: Path,
+    observer: Observer,
+    *,
+    width: int = 1,
+    budget: float | None = None,
+    world: World | None = None,
+    record: Callable[[Record], None] = lambda _: None,
+) -> Outcome:
+    """Train runs, ``width`` at a time, each in its own folder under ``folder``.
+
+    Runs that are finished there are not trained again; those that were begun go on. ``load``
+    gives a data set by its name; ``record`` is handed the record of every finished run.
+    """
+    fleet = _Fleet(load, execution, folder, observer, width, world or World(), record)
+    fleet.clock = Clock(budget)
+    with fleet.clock.listening(), settings(execution):
+        fleet.work(deque(runs))
+    fleet.outcome.signal = fleet.clock.signal
+    return fleet.outcome
+
+
+@dataclass
+class _Fleet:
+    load: Callable[[str], Data]
+    execution: Execution
+    folder: Path
+    observer: Observer
+    width: int
+    world: World
+    record: Callable[[Record], None]
+    clock: Clock = field(default_factory=lambda: Clock(None))
+    outcome: Outcome = field(default_factory=Outcome)
+    resident: dict[object, Resident] = field(default_factory=dict)
+
+    def work(self, waiting: deque[Run]) -> None:
+        together = min(self.width, len(waiting))
+        sailing: list[tuple[Training, Iterator[None]]] = []
+        try:
+            while waiting or sailing:
+                if self._expired():
+                    for training, _ in sailing:
+                        training.save()
+                    break
+                while waiting and len(sailing) < self.width:
+                    if begun := self._begin(waiting.popleft(), together):
+                        sailing.append((begun, begun.work()))
+                for training, work in list(sailing):
+                    with self.clock.turn():
+                        going = self._turn(training, work)
+                    if not going:
+                        sailing.remove((training, work))
+                        training.close()
+        finally:
+            self.outcome.left = [training.run for training, _ in sailing] + list(waiting)
+            for training, work in sailing:
+                work.close()  # type: ignore[attr-defined]
+                training.close()
+
+    def _expired(self) -> bool:
+        return self.world.any(self.clock.expired(), self.execution.device)
+
+    def _begin(self, run: Run, together: int) -> Training | None:
+        directory = self.folder / run.name
+        done = finished(directory) if self.world.leads else None
+        if self.world.any(done is not None, self.execution.device):
+            if done:
+                self._done(done)
+                self.observer.said(f"{run.label}, seed {run.seed}: finished before, in {directory}")
+            return None
+        return Training(
+            run,
+            self.load(run.dataset),
+            self.execution,
+            directory,
+            self.observer,
+            world=self.world,
+            resident=self.resident,
+            company=together,
+        )
+
+    def _turn(self, training: Training, work: Iterator[None]) -> bool:
+        """Let a run go on to its next pause; False when it has ended."""
+        try:
+            with training.stream:
+                next(work)
+        except StopIteration:
+            if self.world.leads and (done := finished(training.directory)):
+                self._done(done)
+            return False
+        except DivergedError as reason:
+            self.outcome.failures.append(str(reason))
+            self.observer.failed(training.run, str(reason))
+            return False
+        return True
+
+    def _done(self, record: Record) -> None:
+        self.record(record)
+        self.outcome.records.append(record)
+
+
+def into(path: Path) -> Callable[[Record], None]:
+    """A place for records: a file they are appended to."""
+    return lambda record: records.append(path, record)

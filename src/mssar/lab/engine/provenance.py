@@ -1,0 +1,74 @@
+"""Where a result comes from: code, versions, hardware, command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mssar
+
+
+@cache
+def code() -> dict[str, Any]:
+    """The package's version; in a clone its commit, and whether files differ from it."""
+    found: dict[str, Any] = {"version": mssar.__version__, "commit": None, "changed": None}
+    package = Path(mssar.__file__).parent
+    # A package that merely lies somewhere below a repository is not that repository's.
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py"):
+        found["commit"] = _git(package, "rev-parse", "HEAD")
+        found["changed"] = bool(_git(package, "status", "--porcelain", "--", "."))
+    return found
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What computed it."""
+    found: dict[str, Any] = {
+        "hardware": hardware(device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "threads": torch.get_num_threads(),
+    }
+    if device.type == "cuda":
+        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return found
+
+
+def hardware(device: torch.device) -> str:
+    """The device's name, as its maker gives it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, {os.cpu_count()} cores"
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = next(line for line in lines if line.startswith("model name"))
+        return named.split(":", 1)[1].strip()
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine() or "unknown processor"
+
+
+def command() -> str:
+    """The command line that is running, ready to be repeated."""
+    return shlex.join(["mssar", *sys.argv[1:]])

@@ -1,0 +1,225 @@
+"""One step of gradient descent, and one test: on a GPU each a CUDA graph.  n batch, D classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.feed import Feed
+from mssar.lab.engine.world import World, synchronise_norms
+from mssar.lab.recipes import Recipe
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64
+
+WARM_UP = 3  # steps before a capture: libraries set themselves up in the first ones
+
+
+class Learner:
+    """A network, its momentum, and the step that changes them.
+
+    Learning rate, step counter and the losses of an epoch live on the device: a step never waits
+    for the host, nor the host for a step.
+    """
+
+    def __init__(
+        self, model: nn.Module, feed: Feed, recipe: Recipe, execution: Execution, world: World
+    ) -> None:
+        device, steps = execution.device, len(feed.sizes)
+        self.feed, self.execution, self.world = feed, execution, world
+        if world.size > 1 and execution.sync_bn:
+            model = synchronise_norms(model, device)
+        self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.lr = torch.zeros((), device=device)
+        self.counter = torch.zeros((), dtype=torch.int64, device=device)
+        self.losses = torch.zeros(steps, device=device)  # means over the global batch
+        self.wrong = torch.zeros(steps, dtype=torch.int64, device=device)
+        self.optimiser = torch.optim.SGD(
+            self.model.parameters(),
+            lr=self.lr,
+            momentum=recipe.momentum,
+            nesterov=recipe.nesterov,
+            weight_decay=recipe.weight_decay,
+            fused=True,
+        )
+        if recipe.momentum:  # from zero the first step is what it would be without a buffer
+            for p in self.model.parameters():
+                self.optimiser.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        self.forward = self._wrapped()
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def _wrapped(self) -> Callable[[Tensor], Tensor]:
+        forward: Any = self.model
+        if self.execution.compile:
+            forward = torch.compile(forward)
+        if self.world.size > 1:
+            on = [self.execution.device] if self.execution.device.type == "cuda" else None
+            # The leader's running statistics are shared before each test; training needs none.
+            forward = DistributedDataParallel(forward, device_ids=on, broadcast_buffers=False)
+        made: Callable[[Tensor], Tensor] = forward
+        return made
+
+    @property
+    def graphed(self) -> bool:
+        """A graph of one process's step; gradients are averaged over processes without one."""
+        return self.execution.graphed and self.world.size == 1
+
+    def begin(self, epoch: int, step: int, lr: float) -> None:
+        self.feed.begin(epoch, step)
+        self.counter.fill_(step)
+        self.lr.fill_(lr)
+        self.model.train()
+
+    def step(self, step: int) -> None:
+        """Issue a step of the current epoch."""
+        self.feed.load(step)
+        size = self.feed.sizes[step]
+        if not self.graphed:
+            self._body(size, self.feed.totals[step])
+            return
+        if size not in self._graphs:
+            self._graphs[size] = self._capture(size, self.feed.totals[step])
+        self._graphs[size].replay()
+
+    def _body(self, size: int, total: int) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+        x, y = self.feed.take(self.counter, size)
+        with self.execution.autocast():
+            logits = self.forward(x)
+        loss = F.cross_entropy(logits.float(), y, reduction="sum") / total
+        # Gradients are averaged over processes, losses are shares of one mean.
+        (loss * self.world.size).backward()
+        self.optimiser.step()
+        with torch.no_grad():
+            at = self.counter.view(1)
+            self.losses.index_copy_(0, at, loss.detach().view(1))
+            missed = (logits.argmax(1) != y) & (y >= 0)
+            self.wrong.index_copy_(0, at, missed.sum().view(1))
+            self.counter += 1
+
+    def _capture(self, size: int, total: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+        with self._unchanged():
+            for _ in range(WARM_UP):
+                self.counter.zero_()  # a batch that is there, whichever step this is
+                self._body(size, total)
+            self.optimiser.zero_grad(set_to_none=True)
+            with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+                self._body(size, total)
+        return graph
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Whatever happens within, everything a step changes is as before afterwards."""
+        changing = [self.counter, self.losses, self.wrong, *self.state().values()]
+        kept = [t.detach().clone() for t in changing]
+        yield
+        with torch.no_grad():
+            for tensor, before in zip(changing, kept, strict=True):
+                tensor.copy_(before)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything learnt, by name: the network and its momentum."""
+        found = {f"model.{name}": t for name, t in self.model.state_dict().items()}
+        for name, p in self.model.named_parameters():
+            if (buffer := self.optimiser.state[p].get("momentum_buffer")) is not None:
+                found[f"momentum.{name}"] = buffer
+        return found
+
+    def buffers(self) -> list[Tensor]:
+        return list(self.model.buffers())
+
+
+@dataclass(frozen=True)
+class Score:
+    """A test's outcome; errors in per cent."""
+
+    loss: float
+    error: float
+    error5: float
+    class_errors: tuple[float, ...]
+
+
+class Examiner:
+    """The test of a network on all test images, over all processes."""
+
+    def __init__(
+        self, model: nn.Module, feed: Feed, classes: int, execution: Execution, world: World
+    ) -> None:
+        self.model, self.feed = model, feed
+        self.execution, self.world = execution, world
+        # for every class: images, wrong at first, not among five, sum of losses
+        self.sums = torch.zeros(4, classes, dtype=torch.float64, device=execution.device)
+        self.numbers = torch.arange(classes, device=execution.device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self) -> Iterator[None]:
+        """Test, with a pause after every batch; where data live on the device, in one go."""
+        was = self.model.training
+        self.model.eval()
+        try:
+            if self.execution.graphed and not self.feed.loads:
+                if self._graph is None:
+                    self._graph = self._capture()
+                self._graph.replay()
+                return
+            self.sums.zero_()
+            self.feed.begin_test()
+            for step in range(len(self.feed.tests)):
+                self.feed.load_test(step)
+                self._body(step)
+                yield
+        finally:
+            self.model.train(was)
+
+    def score(self) -> Score:
+        """The outcome; waits for the device."""
+        count, wrong, wrong5, loss = self.world.sum(self.sums.clone()).cpu()
+        if not count.sum():
+            raise ValueError("no test image could be read")
+        by_class = 100 * wrong / count.clamp(min=1)
+        return Score(
+            float(loss.sum() / count.sum()),
+            float(100 * wrong.sum() / count.sum()),
+            float(100 * wrong5.sum() / count.sum()),
+            tuple(by_class.tolist()),
+        )
+
+    @torch.no_grad()
+    def _body(self, step: int) -> None:
+        x, y = self.feed.take_test(step)
+        with self.execution.autocast():
+            logits = self.model(x)
+        self.sums += tally(logits.float(), y, self.numbers)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        for step in {size: step for step, size in enumerate(self.feed.tests)}.values():
+            self._body(step)
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            self.sums.zero_()
+            for step in range(len(self.feed.tests)):
+                self._body(step)
+        return graph
+
+
+def tally(
+    logits: Float[Tensor, "n D"], y: Int64[Tensor, " n"], classes: Int64[Tensor, " D"]
+) -> Float[Tensor, "4 D"]:
+    """Images of each class, those wrong at first, those not among five, sums of their losses."""
+    losses = F.cross_entropy(logits, y, reduction="none")
+    guesses = logits.topk(min(5, logits.shape[1]), 1).indices
+    right = guesses == y[:, None]
+    rows = torch.stack(
+        [torch.ones_like(losses), 1.0 - right[:, 0].float(), 1.0 - right.any(1).float(), losses]
+    )
+    return rows.double() @ (y[:, None] == classes).double()

@@ -1,0 +1,366 @@
+"""A run on its way from nothing, or from a checkpoint, to a record."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mssar.cost import cost
+from mssar.lab import records
+from mssar.lab.data.dataset import Arrays
+from mssar.lab.data.imagefolder import Folder
+from mssar.lab.engine import checkpoint, provenance
+from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.feed import ArraysFeed, Feed, FolderFeed, Resident
+from mssar.lab.engine.step import Examiner, Learner, Score
+from mssar.lab.engine.world import World
+from mssar.lab.recipes import Crops, Photographs
+from mssar.lab.records import Epoch, Record
+from mssar.lab.run import Run
+from mssar.networks.registry import architecture
+
+Data: TypeAlias = Arrays | Folder
+
+RECORD = "record.json"
+CHUNK = 16  # steps that a GPU is given at a time
+TICK = 0.5  # seconds between looks at the loss
+
+
+class DivergedError(RuntimeError):
+    """A loss that is not finite: the run cannot go on."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How a run stands in the middle of an epoch."""
+
+    epoch: int  # from 1
+    step: int
+    steps: int
+    loss: float
+    images: int  # trained on since the start or the resumption
+    seconds: float  # since then
+    left: float  # seconds, estimated
+
+
+class Observer(Protocol):
+    """Who wants to know how runs get on."""
+
+    def began(self, run: Run, epoch: int, directory: Path) -> None: ...
+    def moved(self, run: Run, moment: Moment) -> None: ...
+    def passed(self, run: Run, epoch: Epoch, left: float) -> None: ...
+    def ended(self, run: Run, record: Record) -> None: ...
+    def failed(self, run: Run, reason: str) -> None: ...
+    def said(self, message: str) -> None: ...
+
+
+class Training:
+    """A run's network, data and folder, for as long as it is trained.
+
+    :meth:`work` pauses every few steps; at every pause :meth:`save` may be called, and a training
+    opened on that folder later goes on from there.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        data: Data,
+        execution: Execution,
+        directory: Path,
+        observer: Observer,
+        *,
+        world: World | None = None,
+        resident: dict[object, Resident] | None = None,
+        company: int = 1,
+    ) -> None:
+        self.run, self.data, self.execution, self.directory = run, data, execution, directory
+        self.observer, self.world, self.company = observer, world or World(), company
+        self.stream = _stream(execution)
+        self._clock = time.monotonic()
+        self._resident = {} if resident is None else resident
+        self._open = ExitStack()
+        if self.world.leads:
+            self._open.enter_context(checkpoint.held(directory))
+        with self._open, self.stream:
+            self._prepare()
+            self._open = self._open.pop_all()
+
+    def _prepare(self) -> None:
+        self.feed = self._feed()
+        self._open.callback(self.feed.close)
+        classes = len(self.data.classes)
+        model = self.run.build(classes)
+        recipe, execution = self.run.recipe, self.execution
+        self.learner = Learner(model, self.feed, recipe, execution, self.world)
+        self.examiner = Examiner(self.learner.model, self.feed, classes, execution, self.world)
+        self.progress = self._resumed() or checkpoint.Progress(
+            self.run.as_dict(), str(uuid.uuid4()), _now()
+        )
+        if self.execution.device.type == "cuda":
+            torch.cuda.synchronize()  # what was made here may be used on another stream
+
+    def _feed(self) -> Feed:
+        recipe, device = self.run.recipe, self.execution.device
+        if isinstance(self.data, Folder):
+            if not isinstance(recipe.augmentation, Photographs):
+                raise ValueError(f"the recipe {recipe.name} is for small images, not photographs")
+            return FolderFeed(
+                self.data, recipe, self.run.seed, self.execution, self.world, self._unreadable
+            )
+        if not isinstance(recipe.augmentation, Crops):
+            raise ValueError(f"the recipe {recipe.name} is for photographs; not {self.data.name}")
+        key = (self.data.name, recipe.augmentation.padding)
+        if key not in self._resident:
+            self._resident[key] = Resident(self.data, recipe.augmentation.padding, device)
+        resident = self._resident[key]
+        return ArraysFeed(self.data, resident, recipe, self.run.seed, device, self.world)
+
+    def _unreadable(self, path: Path, reason: str) -> None:
+        self.observer.said(f"{path} cannot be read and is left out: {reason}")
+
+    # --- going on ---
+
+    def _resumed(self) -> checkpoint.Progress | None:
+        """Where the folder's last checkpoint is; the leader reads, the others are told."""
+        state = {**self.learner.state(), "losses": self.learner.losses, "wrong": self.learner.wrong}
+        found = None
+        if self.world.leads:
+            found = checkpoint.newest(self.directory, self.observer.said)
+            if found:
+                progress, tensors = found
+                _require_same(progress.run, self.run.as_dict(), self.directory)
+                _put(tensors, state, self.directory)
+        if self.world.size == 1:
+            return found[0] if found else None
+        at = [found[0].epoch, found[0].step, found[0].interruptions] if found else [-1, 0, 0]
+        told = torch.tensor(at, device=self.execution.device)
+        self.world.share([told, *state.values()])
+        epoch, step, interruptions = told.tolist()
+        if epoch < 0:
+            return None
+        if found:
+            return found[0]
+        return checkpoint.Progress(
+            self.run.as_dict(), "", "", epoch, step, interruptions=interruptions
+        )
+
+    def save(self) -> None:
+        """Keep everything, to go on from here."""
+        if self.world.leads:
+            with self.stream:
+                state = self.learner.state()
+                state |= {"losses": self.learner.losses, "wrong": self.learner.wrong}
+                self.progress.seconds += self._lap()
+                checkpoint.save(self.directory, self.progress, state)
+
+    def close(self) -> None:
+        self._open.close()
+
+    # --- the loop ---
+
+    def work(self) -> Iterator[None]:
+        """Train to the end; a pause every few steps. Saves after every epoch."""
+        recipe, progress, learner = self.run.recipe, self.progress, self.learner
+        steps = len(self.feed.sizes)
+        resumed = bool(progress.epoch or progress.step)
+        progress.interruptions += resumed
+        self.observer.began(self.run, progress.epoch, self.directory)
+        self._clock = self._begun = self._looked = time.monotonic()
+        self._images = 0
+        score: Score | None = None
+        while progress.epoch < recipe.epochs:
+            lr = recipe.lr_at(progress.epoch)
+            learner.begin(progress.epoch, progress.step, lr)
+            for step in self._paced(progress.step, steps):
+                learner.step(step)
+                progress.step = step + 1
+                self._images += self.feed.totals[step]
+                yield from self._pause(step)
+            self._look(steps)
+            self.world.share(learner.buffers())
+            for _ in self.examiner.run():
+                yield
+            score = self.examiner.score()
+            self._close_epoch(lr, score)
+            yield
+        self.feed.close()
+        self._finish()
+
+    def _paced(self, first: int, steps: int) -> Iterator[int]:
+        """Steps to issue, never far ahead of the device."""
+        if self.execution.device.type != "cuda":
+            yield from range(first, steps)
+            return
+        behind: list[torch.cuda.Event] = []
+        for step in range(first, steps):
+            yield step
+            if (step + 1) % CHUNK == 0:
+                mark = torch.cuda.Event()
+                mark.record()
+                behind.append(mark)
+                if len(behind) > 2:
+                    behind.pop(0).synchronize()
+
+    def _pause(self, step: int) -> Iterator[None]:
+        if self.execution.device.type == "cuda" and (step + 1) % CHUNK:
+            return
+        now = time.monotonic()
+        if now - self._looked > TICK and self.world.size == 1:
+            self._look(step + 1)
+            self._looked = now
+        yield
+
+    def _look(self, steps: int) -> None:
+        """See how the loss is; an infinite one ends the run before it is saved."""
+        losses = self.world.sum(self.learner.losses[:steps].clone()).cpu()
+        strange = (~losses.isfinite()).nonzero()
+        epoch, total = self.progress.epoch + 1, len(self.feed.sizes)
+        if len(strange):
+            self._diverge(float(losses[strange[0]]), f"in epoch {epoch}, step {strange[0] + 1}")
+        seconds = time.monotonic() - self._begun
+        share = self._images / max(1, sum(self.feed.totals))  # epochs since the beginning
+        to_go = self.run.recipe.epochs - self.progress.epoch - steps / total
+        loss = float(losses[-50:].mean())
+        left = seconds / share * to_go if share else math.inf
+        moment = Moment(epoch, steps, total, loss, self._images, seconds, left)
+        self.observer.moved(self.run, moment)
+
+    def _diverge(self, loss: float, when: str) -> None:
+        kept = checkpoint.checkpoints(self.directory)
+        rest = f"; {kept[-1]} is the last good checkpoint" if kept else "; nothing was saved yet"
+        raise DivergedError(f"{self.run.label}: the loss is {loss} {when}{rest}; try a lower --lr")
+
+    def _close_epoch(self, lr: float, score: Score) -> None:
+        progress = self.progress
+        if not math.isfinite(score.loss):
+            self._diverge(score.loss, f"in the test after epoch {progress.epoch + 1}")
+        totals = torch.tensor(self.feed.totals, dtype=torch.float64)
+        losses = self.world.sum(self.learner.losses.double().clone()).cpu()
+        wrong = self.world.sum(self.learner.wrong.double().clone()).cpu()
+        epoch = Epoch(
+            epoch=progress.epoch + 1,
+            lr=lr,
+            train_loss=float((losses * totals).sum() / totals.sum()),
+            train_error=float(100 * wrong.sum() / totals.sum()),
+            test_loss=score.loss,
+            test_error=score.error,
+            test_error5=score.error5,
+            seconds=progress.seconds + self._lap(),
+        )
+        progress.history.append(asdict(epoch))
+        progress.class_errors = list(score.class_errors)
+        progress.epoch, progress.step, progress.seconds = epoch.epoch, 0, 0.0
+        self.save()
+        share = self._images / max(1, sum(self.feed.totals))
+        spent = time.monotonic() - self._begun
+        left = spent / share * (self.run.recipe.epochs - epoch.epoch) if share else 0.0
+        self.observer.passed(self.run, epoch, left)
+
+    def _lap(self) -> float:
+        """Seconds since the last call."""
+        before, self._clock = self._clock, time.monotonic()
+        return self._clock - before
+
+    # --- the end ---
+
+    def _finish(self) -> None:
+        if not self.world.leads:
+            return
+        record = self._record()
+        checkpoint.write_whole(self.directory / RECORD, record.as_line().encode() + b"\n")
+        self.observer.ended(self.run, record)
+
+    def _record(self) -> Record:
+        data, last = self.data, Epoch(**self.progress.history[-1])
+        shape = architecture(self.run.network).size
+        if isinstance(data, Arrays):
+            shape = (3, data.train.images.shape[1], data.train.images.shape[2])
+        elif isinstance(self.run.recipe.augmentation, Photographs):
+            shape = (3, self.run.recipe.augmentation.size, self.run.recipe.augmentation.size)
+        with torch.device("meta"):
+            counted = cost(self.run.build(len(data.classes)), shape)
+        epochs = tuple(Epoch(**found) for found in self.progress.history)
+        return Record(
+            id=self.progress.id,
+            run=self.run.as_dict(),
+            data={
+                "checksum": data.checksum,
+                "classes": len(data.classes),
+                "train": len(data.train),
+                "test": len(data.test),
+            },
+            execution={
+                **self.execution.as_dict(),
+                "processes": self.world.size,
+                "together": self.company,  # runs that shared the device
+            },
+            environment=provenance.environment(self.execution.device),
+            code=provenance.code(),
+            command=provenance.command(),
+            params=counted.params,
+            macs=counted.macs,
+            epochs=epochs,
+            error=last.test_error,
+            error5=last.test_error5,
+            class_errors=tuple(self.progress.class_errors),
+            seconds=sum(epoch.seconds for epoch in epochs),
+            started=self.progress.started,
+            finished=_now(),
+            interruptions=self.progress.interruptions,
+        )
+
+
+def finished(directory: Path) -> Record | None:
+    """The record of a run that came to its end."""
+    path = directory / RECORD
+    try:
+        return records.parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _put(found: dict[str, Tensor], into: dict[str, Tensor], directory: Path) -> None:
+    for name in found.keys() ^ into.keys():
+        raise ValueError(f"{directory}: {name} is in only one of checkpoint and network")
+    with torch.no_grad():
+        for name, tensor in into.items():
+            if tensor.shape != found[name].shape:
+                shapes = f"{tuple(found[name].shape)}, here {tuple(tensor.shape)}"
+                raise ValueError(f"{directory}: {name} is {shapes}")
+            tensor.copy_(found[name])
+
+
+def _require_same(there: dict[str, object], here: dict[str, object], directory: Path) -> None:
+    for path, a, b in _differences(there, here):
+        raise ValueError(f"{directory} holds another run: {path} is {a!r} there and {b!r} here")
+
+
+def _differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, object, object]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *(b.keys() - a.keys())]:
+            yield from _differences(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))
+    elif a != b:
+        yield path, a, b
+
+
+def _stream(execution: Execution) -> AbstractContextManager[object]:
+    """A stream of the run's own, so that others run beside it."""
+    if execution.device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(execution.device))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

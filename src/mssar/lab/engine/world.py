@@ -1,0 +1,124 @@
+"""The processes that train one network together: one, or as many as torchrun started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the others. One by itself needs no communication."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether any process says so; all get the same answer."""
+        if self.size == 1:
+            return flag
+        return bool(self.sum(torch.tensor([float(flag)], device=device)).item())
+
+    def share(self, tensors: list[Tensor]) -> None:
+        """Everybody gets the leader's values."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+
+def launched() -> bool:
+    """Whether torchrun, or something like it, started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def leads() -> bool:
+    """Whether this process is the one that writes, asked before the world is joined."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[World]:
+    """The world torchrun's environment describes; by itself, without it."""
+    if not launched():
+        yield World()
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=bound)
+    try:
+        yield World(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+class SynchronisedBatchNorm2d(nn.BatchNorm2d):
+    """BN over the global batch, on any device: torch.nn.SyncBatchNorm refuses CPUs."""
+
+    def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
+        if not (self.training and dist.is_initialized()):
+            return super().forward(x)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        values = x.float()
+        variance, mean = torch.var_mean(values, (0, 2, 3), correction=0)
+        count = torch.full_like(mean, x.numel() / x.shape[1])
+        # A sum in which each process fills its own row gathers all, and its gradient is a sum too.
+        rows = torch.stack([mean, variance, count]).expand(size, -1, -1)
+        mine = torch.arange(size, device=x.device) == rank
+        rows = torch.where(mine[:, None, None], rows, torch.zeros_like(rows))
+        rows = cast("Tensor", all_reduce(rows))
+        means, variances, counts = rows.unbind(1)
+        total = counts.sum(0)
+        share = counts / total
+        mean = (share * means).sum(0)
+        variance = (share * (variances + (means - mean).square())).sum(0)
+        self._track(mean.detach(), variance.detach(), total)
+        scale = (variance + self.eps).rsqrt() * self.weight
+        shape = (1, -1, 1, 1)
+        y = (values - mean.view(shape)) * scale.view(shape) + self.bias.view(shape)
+        return y.to(x.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        rate = self.momentum
+        if rate is None:
+            rate = 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
+        unbiased = variance * total / (total - 1).clamp(min=1)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), rate)
+
+
+def synchronise_norms(model: nn.Module, device: torch.device) -> nn.Module:
+    """Every BN of a network over the global batch; the same parameters under the same names."""
+    if device.type == "cuda":
+        return cast("nn.Module", nn.SyncBatchNorm.convert_sync_batchnorm(model))
+    for module in model.modules():
+        if type(module) is nn.BatchNorm2d:
+            module.__class__ = SynchronisedBatchNorm2d  # the same state, another forward
+    return model

@@ -1,0 +1,61 @@
+"""One published number and the runs that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mssar.lab.experiments.paper import Published
+from mssar.lab.run import Run, usual_recipe
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of the paper on one data set, trained by the paper's recipe."""
+
+    row: Published
+    dataset: str
+    changes: Mapping[str, Any] = field(default_factory=dict)  # options beside the row's own
+    additional: bool = False  # another reading of the row; the others come first
+    remark: str = ""
+
+    def run(self, seed: int) -> Run:
+        row = self.row
+        recipe = usual_recipe(row.network, self.dataset)
+        return Run(row.network, row.recalibration, self.options, self.dataset, recipe, seed)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those that the experiment is about; a run has all others at their defaults."""
+        return {**self.row.options, **self.changes}
+
+    @property
+    def particulars(self) -> list[str]:
+        """The options for people, defaults included: ``strategy=regional``."""
+        return [f"{name}={_text(value)}" for name, value in self.options.items()]
+
+    @property
+    def label(self) -> str:
+        """As in ``resnet56 mssar scales=1,4 on cifar10``."""
+        what = " ".join((self.row.network, self.row.recalibration, *self.particulars))
+        return f"{what} on {self.dataset}"
+
+    @property
+    def published(self) -> float | None:
+        """The paper's error in per cent; None where it prints none."""
+        return self.row.errors.get("top1" if self.dataset == "ilsvrc2012" else self.dataset)
+
+    @property
+    def published5(self) -> float | None:
+        """The paper's top-5 error; CIFAR has none."""
+        return self.row.errors.get("top5")
+
+    @property
+    def spread(self) -> float | None:
+        """The paper's standard deviation over its runs."""
+        return self.row.spread.get(self.dataset)
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,264 @@
+"""What of the experiments is done, what is left and how long it will take."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+
+from mssar.lab.experiments import EXPERIMENTS
+from mssar.lab.experiments.cell import Cell
+from mssar.lab.experiments.paper import ILSVRC2012, TABLE3
+from mssar.lab.records import Record
+from mssar.lab.run import Run
+
+IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "ilsvrc2012": 1_281_167}  # to train with
+
+# As published, because counting takes seconds a network. A DenseNet's lack an eighth (its
+# transitions), and what recalibration adds is below a hundredth: near enough for a time.
+_MACS = {r.network: r.macs or 0.0 for r in TABLE3 + ILSVRC2012 if r.recalibration == "none"}
+
+
+@dataclass(frozen=True)
+class State:
+    """Where one cell of an experiment stands."""
+
+    experiment: str
+    cell: Cell
+    records: tuple[Record, ...]  # by seed, all there are
+    missing: tuple[Run, ...]  # of the seeds asked for
+    seconds_left: float | None  # for what is missing; None: nothing to tell it by
+
+    @property
+    def n(self) -> int:
+        return len(self.records)
+
+    @property
+    def mean(self) -> float | None:
+        """Of the last epoch's errors over seeds, in per cent."""
+        return fmean(r.error for r in self.records) if self.records else None
+
+    @property
+    def mean5(self) -> float | None:
+        """The same of top-5 errors."""
+        return fmean(r.error5 for r in self.records) if self.records else None
+
+    @property
+    def stdev(self) -> float | None:
+        """The sample standard deviation over seeds; one seed has none."""
+        return stdev(r.error for r in self.records) if self.n > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        mean, published = self.mean, self.cell.published
+        return None if mean is None or published is None else mean - published
+
+
+@dataclass(frozen=True)
+class Row:
+    """A state in plain values, for a table or JSON. Errors in per cent."""
+
+    experiment: str
+    network: str
+    recalibration: str
+    options: str
+    dataset: str
+    published: float | None
+    published_spread: float | None
+    mean: float | None
+    spread: float | None
+    n: int
+    difference: float | None
+    left: int  # runs
+    seconds_left: float | None
+    additional: bool
+    remark: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every cell asked for, and the runs that are missing, each once and in order."""
+
+    cells: tuple[State, ...]
+    missing: tuple[Run, ...]
+    seconds_left: float | None  # of a device; None: unknown until the first run is recorded
+
+
+def plan_for(
+    names: Iterable[str],
+    records: Iterable[Record],
+    *,
+    hardware: str,
+    nets: Collection[str] | None = None,
+    datasets: Collection[str] | None = None,
+    seeds: int | None = 3,
+) -> Plan:
+    """What is done and left of some experiments.
+
+    Args:
+        names: of ``EXPERIMENTS``.
+        records: all there are; each counts wherever its run appears.
+        hardware: as in a record's environment; only times measured on it are used.
+        nets, datasets: only these; None for all.
+        seeds: runs a cell, with seeds from 0; None for as many as the paper's.
+    """
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"seeds is the number of runs a cell, 1 or more; got {seeds}")
+    records = list(records)
+    estimate = Estimate(records, hardware)
+    states = []
+    for name, cell in _chosen(list(dict.fromkeys(names)), nets, datasets):
+        found = _recorded(cell, records)
+        asked = range(cell.row.runs if seeds is None else seeds)
+        missing = tuple(cell.run(seed) for seed in asked if seed not in found)
+        done = tuple(found[seed] for seed in sorted(found))
+        states.append(State(name, cell, done, missing, estimate.total(missing)))
+    ordered = _ordered(states)
+    return Plan(tuple(states), ordered, estimate.total(ordered))
+
+
+def summary(plan: Plan) -> list[Row]:
+    """The plan's cells as rows. A run in two rows is left in both, and trained once."""
+    return [_row(state) for state in plan.cells]
+
+
+def _row(state: State) -> Row:
+    cell = state.cell
+    return Row(
+        experiment=state.experiment,
+        network=cell.row.network,
+        recalibration=cell.row.recalibration,
+        options=" ".join(cell.particulars),
+        dataset=cell.dataset,
+        published=cell.published,
+        published_spread=cell.spread,
+        mean=state.mean,
+        spread=state.stdev,
+        n=state.n,
+        difference=state.difference,
+        left=len(state.missing),
+        seconds_left=state.seconds_left,
+        additional=cell.additional,
+        remark=cell.remark,
+    )
+
+
+def _chosen(
+    names: Sequence[str], nets: Collection[str] | None, datasets: Collection[str] | None
+) -> list[tuple[str, Cell]]:
+    if not names:
+        raise ValueError(f"name an experiment: {', '.join(EXPERIMENTS)}")
+    _require_known("experiment", names, EXPERIMENTS)
+    every = [(name, cell) for name in names for cell in EXPERIMENTS[name].cells()]
+    where = f" in {', '.join(names)}"
+    _require_known("network", nets, dict.fromkeys(c.row.network for _, c in every), where)
+    _require_known("data set", datasets, dict.fromkeys(c.dataset for _, c in every), where)
+    chosen = [
+        (name, cell)
+        for name, cell in every
+        if (nets is None or cell.row.network in nets)
+        and (datasets is None or cell.dataset in datasets)
+    ]
+    if not chosen:
+        asked = f"{', '.join(nets or ['any network'])} on {', '.join(datasets or ['any data set'])}"
+        raise ValueError(f"{', '.join(names)}: there is no {asked}")
+    return chosen
+
+
+def _require_known(
+    kind: str, asked: Iterable[str] | None, known: Collection[str], where: str = ""
+) -> None:
+    for name in asked or ():
+        if name not in known:
+            raise ValueError(f"no {kind} {name!r}{where}; there are {', '.join(known)}")
+
+
+def _recorded(cell: Cell, records: Iterable[Record]) -> dict[int, Record]:
+    """By seed. Of a run recorded twice the first counts: a repeat replaces no result."""
+    wanted, found = cell.run(0).as_dict(), dict[int, Record]()
+    for record in records:
+        if {**record.run, "seed": 0} == wanted:
+            found.setdefault(record.run["seed"], record)
+    return found
+
+
+def _ordered(states: Iterable[State]) -> tuple[Run, ...]:
+    """The missing runs, each once, so that whenever time runs out there is something to compare.
+
+    All of seed 0 comes before any of seed 1: every comparison once says more than one comparison
+    three times. Within a seed, other readings of a row come last; networks go from cheap to
+    dear, so that most comparisons come early; CIFAR-10 before CIFAR-100; and on each the baseline
+    comes first and MS-SAR as the paper has it right behind, so that two runs make a comparison.
+    Variants follow, which then have both to be held against.
+    """
+    found: dict[str, tuple[Run, bool]] = {}
+    for state in states:
+        for run in state.missing:
+            _, before = found.get(run.name, (run, True))
+            found[run.name] = (run, before and state.cell.additional)
+
+    def place(one: tuple[Run, bool]) -> tuple[object, ...]:
+        run, additional = one
+        dataset = list(IMAGES).index(run.dataset)
+        return run.seed, additional, _work(run), run.network, dataset, _variant(run)
+
+    return tuple(run for run, _ in sorted(found.values(), key=place))
+
+
+def _variant(run: Run) -> int:
+    if run.recalibration == "none":
+        return 0
+    return 1 if run.recalibration == "mssar" and not run.particulars else 2
+
+
+def _work(run: Run) -> float:
+    """Multiply-adds of a training: of its network without recalibration, forwards."""
+    return _MACS[run.network] * IMAGES[run.dataset] * run.recipe.epochs
+
+
+class Estimate:
+    """Seconds of a device that runs will take, by those recorded on the same hardware.
+
+    Best are records of the same network with the same recalibration and options, next those of
+    the same network, and else those of any, by their multiply-adds: a rough guess, since small
+    networks do not fill a chip. Of several the median counts.
+    """
+
+    def __init__(self, records: Iterable[Record], hardware: str) -> None:
+        self.records = [
+            r for r in records if r.environment.get("hardware") == hardware and r.data.get("train")
+        ]
+
+    def total(self, runs: Iterable[Run]) -> float | None:
+        """Of all of them; None if one is unknown."""
+        total = 0.0
+        for run in runs:
+            seconds = self.seconds(run)
+            if seconds is None:
+                return None
+            total += seconds
+        return total
+
+    def seconds(self, run: Run) -> float | None:
+        """Of one run; None where nothing is recorded on this hardware."""
+        wanted = run.as_dict()
+
+        def alike(record: Record, *names: str) -> bool:
+            # The same augmentation makes images of the same size.
+            sizes = (record.run["recipe"].get("augmentation"), wanted["recipe"]["augmentation"])
+            return sizes[0] == sizes[1] and all(record.run[n] == wanted[n] for n in names)
+
+        images = IMAGES[run.dataset] * run.recipe.epochs
+        same = [r for r in self.records if alike(r, "network", "recalibration", "options")]
+        same = same or [r for r in self.records if alike(r, "network")]
+        if same:
+            return images * median(map(_seconds_an_image, same))
+        rates = [_seconds_an_image(r) / r.macs for r in self.records if r.macs]
+        return _work(run) * median(rates) if rates else None
+
+
+def _seconds_an_image(record: Record) -> float:
+    """A run's share of the device: runs that took turns on it all measured the same time."""
+    share = record.seconds / record.execution.get("together", 1)
+    return float(share / (record.data["train"] * len(record.epochs)))

