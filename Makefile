@@ -1,10 +1,14 @@
-# `make test` on a fresh clone needs Python ≥ 3.11, make and git; it puts everything else in .venv.
+# `make demo` and `make test` on a fresh clone need Python ≥ 3.11, make and git; everything else is
+# put in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: test lint types contracts unit docs serve format clean
+.PHONY: demo test lint types contracts unit docs serve format clean
 .DELETE_ON_ERROR:
+
+demo: .venv/lab
+	$(BIN)/mssar demo
 
 test: lint types contracts unit
 
@@ -36,11 +40,15 @@ clean:
 
 # Installed once, and again when the requirements change.
 .venv/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"mssar needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Try: make PYTHON=python3.12 test")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"mssar needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Try: make PYTHON=python3.12 demo")'
 	$(PYTHON) -m venv .venv
 
-.venv/dev: pyproject.toml constraints.txt | .venv/bin/python
+.venv/lab: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation --editable '.[lab]'
+	@touch $@
+
+.venv/dev: pyproject.toml constraints.txt | .venv/lab
 	$(PIP) --no-build-isolation --editable '.[lab,dev]'
 	@touch $@
 

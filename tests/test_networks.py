@@ -14,7 +14,7 @@ from mssar.networks import BasicBlock, Bottleneck, CifarResNet, DenseNet
 from mssar.networks.densenet import DenseBlock
 from mssar.scales import Nested, Separate
 
-CIFAR = ("resnet20", "resnet32", "resnet56", "densenet100", "densenet190")
+CIFAR = ("resnet8", "resnet20", "resnet32", "resnet56", "densenet100", "densenet190")
 CHOICES = [
     pytest.param({"scales": (1, 2, 4)}, id="nested"),
     pytest.param({"scales": (2, 3)}, id="separate"),
@@ -240,7 +240,7 @@ def test_resnext_reduces_by_sixteen_unless_told():
 @pytest.mark.parametrize(
     ("name", "recalibration", "options", "message"),
     [
-        ("resnet21", "none", {}, "no network 'resnet21'; there are resnet20"),
+        ("resnet21", "none", {}, "no network 'resnet21'; there are resnet8"),
         ("resnet20", "senet", {}, "one of none, se, mssar, or a callable .* got 'senet'"),
         (
             "resnet20",

@@ -43,10 +43,10 @@ class Photographs:
     def __post_init__(self) -> None:
         _require(self.size >= 1, "size is a number of pixels", self.size)
         _require(self.resize >= self.size, f"resize is at least size, {self.size}", self.resize)
-        low, high = self.area
-        _require(0 < low <= high <= 1, "area is a range of shares, as in 0.08,1", self.area)
-        low, high = self.ratio
-        _require(0 < low <= high, "ratio is a range of width over height", self.ratio)
+        ranged = len(self.area) == 2 and 0 < self.area[0] <= self.area[1] <= 1
+        _require(ranged, "area is a range of shares, as in 0.08,1", self.area)
+        ranged = len(self.ratio) == 2 and 0 < self.ratio[0] <= self.ratio[1] < math.inf
+        _require(ranged, "ratio is a range of width over height, as in 0.75,1.33", self.ratio)
         _require(0 <= self.mirror <= 1, "mirror is a probability", self.mirror)
         _require(0 <= self.rotation <= 180, "rotation is in degrees, 0 to 180", self.rotation)
         _require(0 <= self.jitter <= 1, "jitter is a share, 0 to 1", self.jitter)
@@ -112,7 +112,8 @@ RECIPES = {recipe.name: recipe for recipe in (CIFAR_RESNET, CIFAR_DENSENET, ILSV
 def varied(recipe: Recipe, **changes: Any) -> Recipe:
     """The recipe with some of its fields, or its augmentation's, replaced."""
     own = {f.name for f in fields(Recipe)}
-    inner = {f.name for f in fields(recipe.augmentation)}
+    augmentation: Augmentation = changes.get("augmentation", recipe.augmentation)
+    inner = {f.name for f in fields(augmentation)}
     for name in changes:
         if name not in own | inner:
             known = sorted((own | inner) - {"name", "augmentation"})
@@ -120,7 +121,7 @@ def varied(recipe: Recipe, **changes: Any) -> Recipe:
     within = {k: v for k, v in changes.items() if k in inner}
     outer = {k: v for k, v in changes.items() if k in own}
     if within:
-        outer["augmentation"] = replace(outer.get("augmentation", recipe.augmentation), **within)
+        outer["augmentation"] = replace(augmentation, **within)
     return replace(recipe, **outer)
 
 

@@ -88,8 +88,10 @@ def parse(line: str) -> Record:
         advice = "written by a newer mssar; update this one" if newer else "not a record of mssar"
         raise ValueError(f"schema {schema!r}, and {SCHEMA} is read here: {advice}")
     _check(Record, found)
+    _check_finite(found)
     for name, kind in _RUN.items():
-        if not isinstance(found["run"].get(name), kind):
+        value = found["run"].get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"run.{name}: expected {kind.__name__}")
     for number, epoch in enumerate(found["epochs"], 1):
         if not isinstance(epoch, dict):
@@ -99,14 +101,37 @@ def parse(line: str) -> Record:
             raise ValueError(f"epochs: number {number} says it is {epoch['epoch']}")
     if not found["epochs"]:
         raise ValueError("epochs: there is none")
-    errors = found["class_errors"]
-    if not all(isinstance(e, int | float) and math.isfinite(e) for e in errors):
-        raise ValueError("class_errors: expected numbers")
-    for share in (found["error"], found["error5"], *errors):
-        if not 0 <= share <= 100:
-            raise ValueError(f"an error is in per cent, 0 to 100; got {share}")
     epochs = tuple(Epoch(**epoch) for epoch in found["epochs"])
-    return Record(**{**found, "epochs": epochs, "class_errors": tuple(found["class_errors"])})
+    record = Record(**{**found, "epochs": epochs, "class_errors": tuple(found["class_errors"])})
+    _check_errors(record)
+    return record
+
+
+def _check_errors(record: Record) -> None:
+    if not all(type(error) in (int, float) for error in record.class_errors):
+        raise ValueError("class_errors: expected numbers")
+    errors = [record.error, record.error5, *record.class_errors]
+    for epoch in record.epochs:
+        errors += [epoch.train_error, epoch.test_error, epoch.test_error5]
+    for error in errors:
+        if not 0 <= error <= 100:
+            raise ValueError(f"an error is in per cent, 0 to 100; got {error!r:.60}")
+    if record.error != record.epochs[-1].test_error:
+        raise ValueError("error: not that of the last epoch")
+    if len(record.class_errors) != record.data.get("classes"):
+        raise ValueError("class_errors: not one for each of data.classes")
+
+
+def _check_finite(value: Any, path: str = "") -> None:
+    """No number, however deep, that is infinite: 1e999 is JSON."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_finite(inner, f"{path}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value, 1):
+            _check_finite(inner, f"{path}[{number}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path}: not finite")
 
 
 def _refuse_constant(name: str) -> float:
@@ -123,8 +148,6 @@ def _check(kind: type[Any], found: Mapping[str, Any], within: str = "") -> None:
         value = found[name]
         if not isinstance(value, _KINDS[expected]) or isinstance(value, bool):
             raise ValueError(f"{within}{name}: expected {expected}; got {value!r:.60}")
-        if isinstance(value, float) and not math.isfinite(value):  # 1e999 is infinite in JSON
-            raise ValueError(f"{within}{name}: not finite")
 
 
 def read(path: Path) -> list[Record]:
@@ -140,7 +163,7 @@ def _read(path: Path) -> Iterator[Record]:
     if not path.exists():
         return
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")  # splitlines() has more ends than JSON lines
     except UnicodeDecodeError:
         raise ValueError(f"{path} holds no records: it is not text in UTF-8") from None
     for number, line in enumerate(lines, 1):
@@ -160,7 +183,8 @@ def append(path: Path, record: Record) -> None:
     with lock, path.open("a+b", buffering=0) as file:
         file.seek(0)
         before = file.read()
-        if f'"id":"{record.id}"'.encode() in before:
+        whole = before[: before.rfind(b"\n") + 1]
+        if f'"id":"{record.id}"'.encode() in whole:
             return
         size = len(before)
         broken = before and not before.endswith(b"\n")  # a line that someone else left unfinished
@@ -169,6 +193,6 @@ def append(path: Path, record: Record) -> None:
             while rest:
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
-        except OSError:  # a full disk
+        except BaseException:  # a full disk, an interrupt
             file.truncate(size)
             raise

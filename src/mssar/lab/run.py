@@ -33,8 +33,11 @@ class Run:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"a seed is a whole number from 0 to {2**31 - 1}; got {self.seed}")
+        whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        if not whole or not 0 <= self.seed < 2**31:
+            raise ValueError(f"a seed is a whole number from 0 to {2**31 - 1}; got {self.seed!r}")
+        if not isinstance(self.dataset, str):
+            raise ValueError(f"a data set has a name; got {self.dataset!r}")
         settled = _settled(self.network, self.recalibration, self.options)
         object.__setattr__(self, "options", MappingProxyType(settled))
 

@@ -35,7 +35,7 @@ def evaluate(
     """
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
-    chosen = engine.trained(run)
+    chosen = engine.trained(run, lambda line: typer.echo(line, err=True))
     found = data.load(chosen.run.dataset, data_dir)
     how = opt.execution(device, precision, workers=workers, decode=decode)
     score = engine.evaluate(chosen, found, how, lambda line: typer.echo(line, err=True))

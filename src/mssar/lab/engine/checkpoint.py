@@ -26,6 +26,7 @@ class Progress:
     """How far a run is. ``step`` counts within the epoch after the ``epoch`` finished ones."""
 
     run: dict[str, Any]
+    data: str  # checksum
     id: str
     started: str
     epoch: int = 0
@@ -45,7 +46,8 @@ def save(directory: Path, progress: Progress, tensors: Mapping[str, Tensor]) -> 
     written = safetensors.torch.save(held, {"mssar": json.dumps(asdict(progress))})
     write_whole(path, written)
     for old in checkpoints(directory)[:-KEPT]:
-        old.unlink(missing_ok=True)
+        if old != path:  # later ones may lie there that cannot be read
+            old.unlink(missing_ok=True)
     return path
 
 
@@ -110,6 +112,8 @@ def held(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(directory / ".lock", blocking=False):
+            for part in directory.glob(".*.part"):  # of a process that was killed
+                part.unlink()
             yield
     except Timeout:
         raise ValueError(f"{directory} is in use by another process; wait, or stop it") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from mssar.lab.data.dataset import Arrays
-from mssar.lab.engine.checkpoint import Progress, checkpoints, load
+from mssar.lab.engine.checkpoint import Progress, load, newest
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import ArraysFeed, Feed, FolderFeed, Resident
 from mssar.lab.engine.step import Examiner, Score
@@ -26,26 +26,28 @@ class Trained:
     run: Run
     progress: Progress
     model: Classifier
-    checkpoint: Path
 
 
-def trained(directory: Path) -> Trained:
+def trained(
+    directory: Path,
+    say: Callable[[str], None] = lambda message: None,  # noqa: ARG005
+) -> Trained:
     """The network of a run's folder, from its last checkpoint, or of one checkpoint file."""
-    found = [directory] if directory.is_file() else checkpoints(directory)
-    if not found:
+    found = load(directory) if directory.is_file() else newest(directory, say)
+    if found is None:
         raise ValueError(f"{directory} holds no checkpoint; name a run's folder, as in runs/…")
-    progress, tensors = load(found[-1])
+    progress, tensors = found
     run = run_from_dict(progress.run)
     state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
     if "fc.weight" not in state:
-        raise ValueError(f"{found[-1]} holds no network of mssar")
+        raise ValueError(f"{directory} holds no network of mssar")
     model = run.build(len(state["fc.weight"]))
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{found[-1]} does not fit {run.label}: {reason:.200}") from None
-    return Trained(run, progress, model, found[-1])
+        raise ValueError(f"{directory} does not fit {run.label}: {reason:.200}") from None
+    return Trained(run, progress, model)
 
 
 def evaluate(

@@ -70,7 +70,8 @@ def settings(execution: Execution) -> Iterator[None]:
     """PyTorch's global switches while runs are carried out, and as they were afterwards."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic)
-    refused = torch.are_deterministic_algorithms_enabled()
+    strict = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     reduced = execution.precision != "fp32"
     cudnn.allow_tf32 = matmul.allow_tf32 = reduced
     cudnn.deterministic = execution.deterministic
@@ -82,4 +83,4 @@ def settings(execution: Execution) -> Iterator[None]:
         yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
-        torch.use_deterministic_algorithms(refused)
+        torch.use_deterministic_algorithms(strict, warn_only=warn_only)

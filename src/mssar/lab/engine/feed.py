@@ -10,7 +10,8 @@ resumption at any step.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -83,6 +84,14 @@ def shard(order: Int64[Tensor, " M"], totals: list[int], world: World) -> list[T
     return [part[world.rank :: world.size] for part in order[: sum(totals)].split(totals)]
 
 
+def test_parts(images: int, batch: int, world: World) -> list[Tensor]:
+    """This process's test images in batches. All processes have as many, though some be empty:
+    between batches they talk to each other."""
+    mine = torch.arange(world.rank, images, world.size)
+    most = math.ceil(images / world.size)
+    return [mine[first : first + batch] for first in range(0, most, batch)]
+
+
 def crop(
     images: UInt8[Tensor, "M h w 3"],
     which: Int64[Tensor, " N"],
@@ -146,8 +155,9 @@ class ArraysFeed:
         self.images = torch.empty((sum(self.sizes), *self.size, 3), dtype=torch.uint8).to(device)
         self.labels = torch.zeros(sum(self.sizes), dtype=torch.int64, device=device)
         self.within = torch.arange(self.sizes[0], device=device)
-        mine = torch.arange(world.rank, len(data.test), world.size, device=device)
-        self.parts = mine.split(EVALUATION_BATCH)
+        self.parts = [
+            part.to(device) for part in test_parts(len(data.test), EVALUATION_BATCH, world)
+        ]
         self.tests = [len(part) for part in self.parts]
 
     def begin(self, epoch: int, step: int) -> None:  # noqa: ARG002, the whole epoch at once
@@ -208,8 +218,7 @@ class FolderFeed:
         most = max(self.sizes[0], 1)
         self.images = torch.zeros((most, side, side, 3), dtype=torch.uint8).to(device)
         self.labels = torch.zeros(most, dtype=torch.int64, device=device)
-        mine = torch.arange(world.rank, len(data.test), world.size)
-        self.parts = list(mine.split(most))
+        self.parts = test_parts(len(data.test), most, world)
         self.tests = [len(part) for part in self.parts]
         self.source: Iterator[tuple[Tensor, Tensor]] | None = None
 
@@ -242,7 +251,7 @@ class FolderFeed:
         if closing:
             closing()
 
-    def _open(self, files: Files, parts: list[Tensor], epoch: int, *, train: bool) -> None:
+    def _open(self, files: Files, parts: Sequence[Tensor], epoch: int, *, train: bool) -> None:
         from mssar.lab.data.imagefolder import Tally
         from mssar.lab.data.photographs import batches
 

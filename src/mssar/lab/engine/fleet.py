@@ -44,10 +44,12 @@ class Clock:
         self.signal: int | None = None
         self.longest = 0.0  # turn of late: the next may take as long, and so may saving
 
-    def expired(self) -> bool:
+    def expired(self, runs: int = 1) -> bool:
+        """Whether it is time, if each of so many runs is to have a turn and then be saved."""
         if self.signal is not None:
             return True
-        return self.end is not None and time.monotonic() + 2 * self.longest + RESERVE > self.end
+        needed = 2 * runs * self.longest + RESERVE
+        return self.end is not None and time.monotonic() + needed > self.end
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -93,10 +95,12 @@ def train(
     Runs that are finished there are not trained again; those that were begun go on. ``load``
     gives a data set by its name; ``record`` is handed the record of every finished run.
     """
+    if width < 1:
+        raise ValueError(f"the width of a fleet is 1 or more; got {width}")
     fleet = _Fleet(load, execution, folder, observer, width, world or World(), record)
     fleet.clock = Clock(budget)
     with fleet.clock.listening(), settings(execution):
-        fleet.work(deque(runs))
+        fleet.work(deque(dict.fromkeys(runs)))
     fleet.outcome.signal = fleet.clock.signal
     return fleet.outcome
 
@@ -119,9 +123,8 @@ class _Fleet:
         sailing: list[tuple[Training, Iterator[None]]] = []
         try:
             while waiting or sailing:
-                if self._expired():
-                    for training, _ in sailing:
-                        training.save()
+                if self._expired(len(sailing)):
+                    self._save(sailing)
                     break
                 while waiting and len(sailing) < self.width:
                     if begun := self._begin(waiting.popleft(), together):
@@ -132,14 +135,26 @@ class _Fleet:
                     if not going:
                         sailing.remove((training, work))
                         training.close()
+        except ValueError:  # of one run that cannot begin: the others lose nothing
+            self._save(sailing)
+            raise
         finally:
             self.outcome.left = [training.run for training, _ in sailing] + list(waiting)
             for training, work in sailing:
                 work.close()  # type: ignore[attr-defined]
                 training.close()
 
-    def _expired(self) -> bool:
-        return self.world.any(self.clock.expired(), self.execution.device)
+    def _expired(self, runs: int) -> bool:
+        return self.world.any(self.clock.expired(max(1, runs)), self.execution.device)
+
+    def _save(self, sailing: list[tuple[Training, Iterator[None]]]) -> None:
+        for training, work in list(sailing):
+            try:
+                training.save()
+            except DivergedError as reason:
+                self._fail(training, reason)
+                sailing.remove((training, work))
+                training.close()
 
     def _begin(self, run: Run, together: int) -> Training | None:
         directory = self.folder / run.name
@@ -170,10 +185,13 @@ class _Fleet:
                 self._done(done)
             return False
         except DivergedError as reason:
-            self.outcome.failures.append(str(reason))
-            self.observer.failed(training.run, str(reason))
+            self._fail(training, reason)
             return False
         return True
+
+    def _fail(self, training: Training, reason: DivergedError) -> None:
+        self.outcome.failures.append(str(reason))
+        self.observer.failed(training.run, str(reason))
 
     def _done(self, record: Record) -> None:
         self.record(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +64,12 @@ class Learner:
         if self.world.size > 1:
             on = [self.execution.device] if self.execution.device.type == "cuda" else None
             # The leader's running statistics are shared before each test; training needs none.
-            forward = DistributedDataParallel(forward, device_ids=on, broadcast_buffers=False)
+            names = signature(DistributedDataParallel).parameters  # torch 2.13 has a new one
+            sync = (
+                "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+            )
+            options: dict[str, Any] = {"device_ids": on, sync: False}
+            forward = DistributedDataParallel(forward, **options)
         made: Callable[[Tensor], Tensor] = forward
         return made
 
@@ -176,7 +182,8 @@ class Examiner:
             self.feed.begin_test()
             for step in range(len(self.feed.tests)):
                 self.feed.load_test(step)
-                self._body(step)
+                if self.feed.tests[step]:
+                    self._body(step)
                 yield
         finally:
             self.model.train(was)

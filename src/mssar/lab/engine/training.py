@@ -104,7 +104,7 @@ class Training:
         self.learner = Learner(model, self.feed, recipe, execution, self.world)
         self.examiner = Examiner(self.learner.model, self.feed, classes, execution, self.world)
         self.progress = self._resumed() or checkpoint.Progress(
-            self.run.as_dict(), str(uuid.uuid4()), _now()
+            self.run.as_dict(), self.data.checksum, str(uuid.uuid4()), _now()
         )
         if self.execution.device.type == "cuda":
             torch.cuda.synchronize()  # what was made here may be used on another stream
@@ -132,14 +132,21 @@ class Training:
 
     def _resumed(self) -> checkpoint.Progress | None:
         """Where the folder's last checkpoint is; the leader reads, the others are told."""
-        state = {**self.learner.state(), "losses": self.learner.losses, "wrong": self.learner.wrong}
+        state = self.learner.state()
+        # Of the unfinished epoch the leader has everybody's losses, so that their sum is right.
+        sums = {"losses": self.learner.losses, "wrong": self.learner.wrong}
         found = None
         if self.world.leads:
             found = checkpoint.newest(self.directory, self.observer.said)
             if found:
                 progress, tensors = found
                 _require_same(progress.run, self.run.as_dict(), self.directory)
-                _put(tensors, state, self.directory)
+                if progress.data != self.data.checksum:
+                    raise ValueError(
+                        f"{self.directory} was trained on other data called {self.run.dataset}; "
+                        "bring those back, or begin anew with --restart"
+                    )
+                _put(tensors, state | sums, self.directory)
         if self.world.size == 1:
             return found[0] if found else None
         at = [found[0].epoch, found[0].step, found[0].interruptions] if found else [-1, 0, 0]
@@ -151,15 +158,16 @@ class Training:
         if found:
             return found[0]
         return checkpoint.Progress(
-            self.run.as_dict(), "", "", epoch, step, interruptions=interruptions
+            self.run.as_dict(), "", "", "", epoch, step, interruptions=interruptions
         )
 
     def save(self) -> None:
-        """Keep everything, to go on from here."""
-        if self.world.leads:
-            with self.stream:
-                state = self.learner.state()
-                state |= {"losses": self.learner.losses, "wrong": self.learner.wrong}
+        """Keep everything, to go on from here. Every process must call it; the leader writes."""
+        with self.stream:
+            losses = self._finite_losses(len(self.feed.sizes))
+            wrong = self.world.sum(self.learner.wrong.clone())
+            if self.world.leads:
+                state = self.learner.state() | {"losses": losses, "wrong": wrong}
                 self.progress.seconds += self._lap()
                 checkpoint.save(self.directory, self.progress, state)
 
@@ -221,19 +229,31 @@ class Training:
         yield
 
     def _look(self, steps: int) -> None:
-        """See how the loss is; an infinite one ends the run before it is saved."""
-        losses = self.world.sum(self.learner.losses[:steps].clone()).cpu()
-        strange = (~losses.isfinite()).nonzero()
+        """See how the loss is, and tell."""
+        losses = self._finite_losses(steps)
         epoch, total = self.progress.epoch + 1, len(self.feed.sizes)
-        if len(strange):
-            self._diverge(float(losses[strange[0]]), f"in epoch {epoch}, step {strange[0] + 1}")
-        seconds = time.monotonic() - self._begun
-        share = self._images / max(1, sum(self.feed.totals))  # epochs since the beginning
-        to_go = self.run.recipe.epochs - self.progress.epoch - steps / total
         loss = float(losses[-50:].mean())
-        left = seconds / share * to_go if share else math.inf
+        seconds = time.monotonic() - self._begun
+        left = self._left(self.run.recipe.epochs - self.progress.epoch - steps / total)
         moment = Moment(epoch, steps, total, loss, self._images, seconds, left)
         self.observer.moved(self.run, moment)
+
+    def _finite_losses(self, steps: int) -> Tensor:
+        """The epoch's losses so far; one that is not finite ends the run before it is saved."""
+        losses = self.world.sum(self.learner.losses[:steps].clone()).cpu()
+        strange = (~losses.isfinite()).nonzero().flatten().tolist()
+        if strange:
+            when = f"in epoch {self.progress.epoch + 1}, step {strange[0] + 1}"
+            self._diverge(float(losses[strange[0]]), when)
+        return losses
+
+    def _left(self, epochs: float) -> float:
+        """Seconds for so many epochs, by what they took so far."""
+        share = self._images / sum(self.feed.totals)  # epochs since the beginning here
+        if share:
+            return (time.monotonic() - self._begun) / share * epochs
+        past = [found["seconds"] for found in self.progress.history]
+        return epochs * sum(past) / len(past) if past else 0.0
 
     def _diverge(self, loss: float, when: str) -> None:
         kept = checkpoint.checkpoints(self.directory)
@@ -261,10 +281,7 @@ class Training:
         progress.class_errors = list(score.class_errors)
         progress.epoch, progress.step, progress.seconds = epoch.epoch, 0, 0.0
         self.save()
-        share = self._images / max(1, sum(self.feed.totals))
-        spent = time.monotonic() - self._begun
-        left = spent / share * (self.run.recipe.epochs - epoch.epoch) if share else 0.0
-        self.observer.passed(self.run, epoch, left)
+        self.observer.passed(self.run, epoch, self._left(self.run.recipe.epochs - epoch.epoch))
 
     def _lap(self) -> float:
         """Seconds since the last call."""

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -74,6 +73,22 @@ def joined(device: torch.device) -> Iterator[World]:
         dist.destroy_process_group()
 
 
+class _Sum(torch.autograd.Function):
+    """A sum over processes. Every process's result depends on every input: so do gradients."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        total = grad.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
 class SynchronisedBatchNorm2d(nn.BatchNorm2d):
     """BN over the global batch, on any device: torch.nn.SyncBatchNorm refuses CPUs."""
 
@@ -81,14 +96,14 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
         if not (self.training and dist.is_initialized()):
             return super().forward(x)
         rank, size = dist.get_rank(), dist.get_world_size()
-        values = x.float()
+        values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         variance, mean = torch.var_mean(values, (0, 2, 3), correction=0)
         count = torch.full_like(mean, x.numel() / x.shape[1])
         # A sum in which each process fills its own row gathers all, and its gradient is a sum too.
         rows = torch.stack([mean, variance, count]).expand(size, -1, -1)
         mine = torch.arange(size, device=x.device) == rank
         rows = torch.where(mine[:, None, None], rows, torch.zeros_like(rows))
-        rows = cast("Tensor", all_reduce(rows))
+        rows = cast("Tensor", _Sum.apply(rows))  # type: ignore[no-untyped-call]
         means, variances, counts = rows.unbind(1)
         total = counts.sum(0)
         share = counts / total

@@ -1,0 +1,352 @@
+"""``mssar train``, ``eval``, ``reproduce`` and ``demo`` as their users meet them."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+
+import pytest
+import torch
+from lab import arrays, learnt
+from typer.testing import CliRunner, Result
+
+from mssar.lab import cli, data, records
+from mssar.lab.commands import demo as demo_command
+from mssar.lab.commands.train import train as train_command
+from mssar.lab.engine import checkpoint
+from mssar.lab.experiments import cell
+from mssar.lab.recipes import CIFAR_RESNET, DEMO, Crops, Photographs, Recipe, varied
+
+SHORT = ("--epochs", "2", "--batch", "16", "--lr", "0.02", "--padding", "1")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every data set is tiny, and runs land in a folder of the test's own."""
+    real, made = data.load, arrays(37, 24, 10)
+
+    def load(name: str, data_dir: Path | None = None) -> data.Data:
+        if name in ("cifar10", "arrangements") and data_dir is None:
+            return made
+        return real(name, data_dir)
+
+    monkeypatch.setattr(data, "load", load)
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(cli.app, list(words))
+
+
+def run(*words: str) -> Result:
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result
+
+
+def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """The one line that a mistake is answered with."""
+    monkeypatch.setattr(sys, "argv", ["mssar", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    said = capsys.readouterr()
+    assert stop.value.code == 2
+    (line,) = said.err.splitlines()
+    assert line.startswith("mssar: ")
+    return line
+
+
+def made() -> list[records.Record]:
+    return records.read(Path("runs/records.jsonl"))
+
+
+def test_every_combination_is_a_run_and_a_record():
+    said = run(
+        "train", "resnet8", "--dataset", "cifar10", "--recalibration", "none,mssar",
+        "--seed", "0,1", "--scales", "1,2", *SHORT,
+        "--drops", "1", "--factor", "0.5", "--momentum", "0.8",
+        "--no-nesterov", "--weight-decay", "0.001", "--mirror", "0",
+    ).stdout  # fmt: skip
+    found = made()
+    assert [(r.run["recalibration"], r.run["seed"]) for r in found] == [
+        ("none", 0),
+        ("mssar", 0),
+        ("none", 1),
+        ("mssar", 1),
+    ]
+    assert found[0].run["options"] == {}
+    assert found[1].run["options"] == {"scales": [1, 2], "strategy": "regional", "reduction": 1}
+    assert found[0].run["recipe"] == {
+        "name": "cifar_resnet",
+        "epochs": 2,
+        "batch": 16,
+        "lr": 0.02,
+        "drops": [1],
+        "factor": 0.5,
+        "momentum": 0.8,
+        "nesterov": False,
+        "weight_decay": 0.001,
+        "augmentation": {"kind": "crops", "padding": 1, "mirror": 0.0},
+    }
+    assert [epoch.lr for epoch in found[0].epochs] == [0.02, 0.01]
+    for record in found:
+        assert f"{record.error:.2f}%" in said
+        assert f"{record.params:,}" in said
+    assert f"{found[1].error - found[0].error:+.2f}" in said
+
+
+def test_what_is_there_is_neither_trained_again_nor_thrown_away_unasked(capsys, monkeypatch):
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT)
+    run(*words)
+    (before,) = made()
+    line = fail(capsys, monkeypatch, *words)
+    assert "holds this run already; --resume goes on, --restart begins anew" in line
+    assert "finished before" in run(*words, "--resume").stderr
+    assert [r.id for r in made()] == [before.id]
+    run(*words, "--restart")
+    assert [r.id == before.id for r in made()] == [True, False]
+    first, second = made()
+    assert first.epochs[-1].test_loss == second.epochs[-1].test_loss
+
+
+def test_shorter_training_drops_at_the_same_shares():
+    run("train", "resnet8", "--dataset", "cifar10", "--epochs", "4", "--batch", "16")
+    assert made()[0].run["recipe"]["drops"] == [2, 3]  # of 4, as 80 and 120 of 160
+
+
+def test_a_budget_that_is_used_up_is_status_75_and_the_rest_is_done_later():
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT)
+    stopped = invoke(*words, "--time-budget", "1s")
+    assert stopped.exit_code == 75
+    assert "the time budget is used up; 1 run saved or waiting" in stopped.stderr
+    assert made() == []
+    run(*words, "--resume", "--time-budget", "5m")
+    assert len(made()) == 1
+
+
+def test_a_loss_that_is_not_finite_is_status_1_and_the_others_are_finished():
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--lr", "1e30", "--seed", "0,1")
+    stopped = invoke(*words)
+    assert stopped.exit_code == 1
+    lines = [line for line in stopped.stderr.splitlines() if line.startswith("mssar: ")]
+    assert len(lines) == 2
+    assert "in epoch 1, step " in lines[0]
+    assert made() == []
+
+
+def test_every_field_of_a_recipe_is_an_option():
+    named = {f.name for kind in (Recipe, Crops, Photographs) for f in fields(kind)}
+    assert named - {"name", "augmentation"} <= set(signature(train_command).parameters)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("resnet21",), "no network 'resnet21'; there are resnet8, "),
+        (("resnet8", "--dataset", "mnist"), "no data set 'mnist'; there are arrangements, "),
+        (("resnet8", "--recipe", "mine"), "no recipe 'mine'; there are cifar_resnet, "),
+        (("resnet8", "--recalibration", "cbam"), "got 'cbam'"),
+        (("resnet8", "--scales", "1,2"), "nothing that is trained here takes --scales"),
+        (("resnet8", "--recalibration", "mssar", "--scales", "1,1"), "got (1, 1)"),
+        (("resnet8", "--lr", "0"), "lr is above 0; got 0.0"),
+        (("resnet8", "--lr", "nan"), "lr is above 0; got nan"),
+        (("resnet8", "--epochs", "0"), "epochs is 1 or more; got 0"),
+        (("resnet8", "--drops", "5,3"), "ascending order, as in 80,120; got (5, 3)"),
+        (("resnet8", "--drops", "x"), "--drops takes whole numbers"),
+        (("resnet8", "--rotation", "5"), "has no 'rotation'; it has batch, drops, "),
+        (("resnet8", "--area", "1"), "--area takes two numbers"),
+        (("resnet8", "--seed", "-1"), "a seed is a whole number from 0"),
+        (("resnet8", "--seed", ""), "--seed takes whole numbers, as in 0,1,2; got none"),
+        (("resnet8", "--batch", "1"), "batch is 2 or more, for BN; got 1"),
+        (("resnet8", "--precision", "fp8"), "precision is one of bf16, tf32, fp32; got 'fp8'"),
+        (("resnet8", "--device", "tpu"), "device is auto, cpu, cuda or cuda:N; got 'tpu'"),
+        (("resnet8", "--device", "mps"), "device is auto, cpu, cuda or cuda:N; got 'mps'"),
+        (("resnet8", "--decode", "disk"), "--decode is auto, workers or gpu; got 'disk'"),
+        (("resnet8", "--time-budget", "soon"), "such as 90s, 9m or 1h30m; got 'soon'"),
+        (("resnet8", "--resume", "--restart"), "say one of them"),
+        (("resnet8", "--dataset", "imagefolder"), "say where: --data-dir DIR"),
+        (("resnet8", "--dataset", "cifar100", "--data-dir", "."), "mssar data get cifar100"),
+        (("resnet8", "--recipe", "ilsvrc2012"), "ilsvrc2012 is for photographs"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(capsys, monkeypatch, words, message):
+    if "--dataset" not in words:
+        words = (*words, "--dataset", "cifar10")
+    assert message in fail(capsys, monkeypatch, "train", *words)
+    assert not list(Path("runs").rglob("*.safetensors"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there(capsys, monkeypatch):
+    line = fail(capsys, monkeypatch, "train", "resnet8", "--device", "cuda")
+    assert "no CUDA device is there" in line
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_saved(capsys, monkeypatch):
+    real, calls = checkpoint.write_whole, []
+
+    def write(path: Path, content: bytes) -> None:
+        calls.append(path)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        real(path, content)
+
+    monkeypatch.setattr(checkpoint, "write_whole", write)
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT)
+    monkeypatch.setattr(sys, "argv", ["mssar", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mssar: ")]
+    assert len(said) == 1
+    assert "No space left on device: " in said[0]
+    assert "epoch-0002.safetensors" in said[0]
+    (folder,) = Path("runs").glob("cifar10-*")
+    assert [p.name for p in checkpoint.checkpoints(folder)] == ["epoch-0001.safetensors"]
+    monkeypatch.setattr(checkpoint, "write_whole", real)
+    run(*words, "--resume")
+    assert made()[0].interruptions == 1
+
+
+def test_sigterm_saves_and_says_so(tmp_path):
+    """The real command on the real embedded data, stopped in its first epoch."""
+    words = ("train", "resnet8", "--batch", "32", "--runs", str(tmp_path / "r"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "mssar", *words], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stderr
+        assert "begins" in process.stderr.readline()
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by a signal; 1 run saved or waiting" in said
+    (folder,) = (tmp_path / "r").glob("arrangements-*")
+    (kept,) = checkpoint.checkpoints(folder)
+    assert kept.name.startswith("epoch-0000-step-")
+    steps = int(kept.stem.split("-")[-1])
+    losses = learnt(folder)["losses"]
+    assert (losses[:steps] > 0).all()
+    assert not losses[steps:].any()
+
+
+def test_tensorboard_gets_every_epoch():
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    run("train", "resnet8", "--dataset", "cifar10", *SHORT, "--tensorboard")
+    (file,) = Path("runs").rglob("events.out.tfevents.*")
+    events = event_accumulator.EventAccumulator(str(file)).Reload()
+    (record,) = made()
+    found = [(e.step, round(e.value, 3)) for e in events.Scalars("error/test")]
+    assert found == [(e.epoch, round(e.test_error, 3)) for e in record.epochs]
+
+
+# --- eval ---
+
+
+def trained_folder() -> tuple[Path, records.Record]:
+    run("train", "resnet8", "--dataset", "cifar10", "--recalibration", "mssar", *SHORT)
+    (folder,) = Path("runs").glob("cifar10-*")
+    return folder, made()[-1]
+
+
+def test_eval_finds_the_error_of_the_record():
+    folder, record = trained_folder()
+    found = json.loads(run("eval", str(folder), "--json").stdout)
+    assert found["error"] == record.error
+    assert tuple(found["class_errors"]) == record.class_errors
+    assert found["run"] == record.run
+    said = run("eval", str(folder), "--classes").stdout
+    assert "resnet8 mssar, tiny, epoch 2 of 2" in said
+    assert f"error {record.error:.2f}%" in said
+    earlier = json.loads(run("eval", str(checkpoint.checkpoints(folder)[0]), "--json").stdout)
+    assert earlier["error"] == record.epochs[0].test_error
+
+
+def test_eval_names_what_is_wrong(capsys, monkeypatch, tmp_path):
+    assert "there is no nowhere" in fail(capsys, monkeypatch, "eval", "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "holds no checkpoint" in fail(capsys, monkeypatch, "eval", "empty")
+    folder, _ = trained_folder()
+    capsys.readouterr()
+    _, last = checkpoint.checkpoints(folder)
+    last.write_bytes(last.read_bytes()[:-100])
+    assert "going back to the checkpoint before it" in run("eval", str(folder)).stderr
+    line = fail(capsys, monkeypatch, "eval", str(last))
+    assert f"{last} is no readable checkpoint" in line
+
+
+# --- reproduce and demo ---
+
+
+@pytest.fixture
+def _quick(monkeypatch):
+    quick = varied(CIFAR_RESNET, epochs=1, drops=(), batch=16, padding=1)
+    monkeypatch.setattr(cell, "usual_recipe", lambda *_: quick)
+
+
+@pytest.mark.usefixtures("_quick")
+def test_reproduce_runs_what_is_missing_and_then_nothing():
+    words = ("reproduce", "table3", "--nets", "resnet20", "--datasets", "cifar10", "--seeds", "1")
+    said = run(*words).stdout
+    found = records.read(Path("records"))
+    assert [(r.run["recalibration"], r.run["options"].get("reduction")) for r in found] == [
+        ("none", None),
+        ("mssar", 1),
+        ("mssar", 3),
+    ]
+    assert Path("records/table3.jsonl").is_file()
+    assert "nothing is left to run" in said
+    assert f"{found[0].error:.2f} (n=1)" in said
+    assert f"{found[0].error - 8.61:+.2f}" in said
+    again = run(*words)
+    assert again.stderr == ""
+    assert len(records.read(Path("records"))) == 3
+    more = json.loads(run("reproduce", "--list", "table3", "--seeds", "2", "--json").stdout)
+    left = {(c["network"], c["dataset"]): c["left"] for c in more["cells"]}
+    assert left["resnet20", "cifar10"] == 1
+    assert left["resnet20", "cifar100"] == 2
+    assert more["seconds_left"] > 0
+
+
+@pytest.mark.usefixtures("_quick")
+def test_reproduce_goes_on_where_its_budget_ended():
+    words = ("reproduce", "table3", "--nets", "resnet20", "--datasets", "cifar10", "--seeds", "1")
+    stopped = invoke(*words, "--time-budget", "1s")
+    assert stopped.exit_code == 75
+    assert "the same command goes on" in stopped.stderr
+    run(*words, "--time-budget", "5m")
+    assert len(records.read(Path("records"))) == 3
+
+
+def test_reproduce_names_what_it_knows(capsys, monkeypatch):
+    line = fail(capsys, monkeypatch, "reproduce")
+    assert "name an experiment (table3, table4, strategy, stage, ilsvrc), or pass --list" in line
+    assert "table3" in fail(capsys, monkeypatch, "reproduce", "table9")
+    assert "resnet20" in fail(capsys, monkeypatch, "reproduce", "table3", "--nets", "vgg")
+    Path("records").mkdir()
+    Path("records/old.jsonl").write_text('{"schema": 99}\n')
+    line = fail(capsys, monkeypatch, "reproduce", "--list")
+    assert "records/old.jsonl, line 1: schema 99, and 1 is read here" in line
+
+
+def test_the_demo_compares_three_and_says_what_to_believe(monkeypatch):
+    quick = varied(DEMO, epochs=1, drops=(), batch=16)
+    monkeypatch.setattr(demo_command, "DEMO", quick)
+    said = run("demo", "--seeds", "2").stdout
+    found = records.read(Path("runs/demo/records.jsonl"))
+    assert [(r.run["seed"], r.run["recalibration"]) for r in found] == [
+        (seed, kind) for seed in (0, 1) for kind in ("none", "se", "mssar")
+    ]
+    assert "2 runs each, 24 test images" in said
+    again = run("demo", "--seeds", "2").stdout
+    assert again == said

@@ -1,0 +1,156 @@
+"""Training on a CUDA device: graphs change nothing, nor does company, nor a stop on the way."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from lab import CPU, Log, arrays, learnt, tiny
+from torch import Tensor
+from torch.testing import assert_close
+
+from mssar.lab import records
+from mssar.lab.engine.evaluate import evaluate, trained
+from mssar.lab.engine.execution import Execution, settings
+from mssar.lab.engine.feed import ArraysFeed, Resident
+from mssar.lab.engine.fleet import train
+from mssar.lab.engine.step import Learner
+from mssar.lab.engine.training import Training
+from mssar.lab.engine.world import World
+from mssar.lab.run import Run
+
+pytestmark = pytest.mark.gpu
+
+KINDS = ("none", "se", "mssar")
+
+
+def cuda(**how: object) -> Execution:
+    return Execution(torch.device("cuda", 0), **{"precision": "fp32", "deterministic": True, **how})
+
+
+@pytest.fixture(autouse=True)
+def _deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return
+
+
+def run_all(
+    runs: list[Run], how: Execution, folder: Path, width: int = 1
+) -> list[dict[str, Tensor]]:
+    data, log = arrays(200, 40), Log()
+    outcome = train(runs, lambda _: data, how, folder, log, width=width)
+    assert len(outcome.records) == len(runs), log.failures
+    return [learnt(folder / run.name) for run in runs]
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_computes_what_the_steps_do(kind, tmp_path):
+    run = tiny(recalibration=kind)
+    (graph,) = run_all([run], cuda(), tmp_path / "graph")
+    (eager,) = run_all([run], cuda(graph=False), tmp_path / "eager")
+    assert same(graph, eager)
+
+
+def test_a_fleet_learns_what_its_runs_learn_alone(tmp_path):
+    runs = [tiny(seed, kind) for seed in (0, 1) for kind in KINDS]
+    together = run_all(runs, cuda(), tmp_path / "together", width=6)
+    for run, found in zip(runs, together, strict=True):
+        (alone,) = run_all([run], cuda(), tmp_path / "alone")
+        assert same(found, alone), run.label
+
+
+@pytest.mark.parametrize("stop", [1, 5, 14])
+def test_what_was_stopped_goes_on_bit_by_bit(stop, tmp_path, monkeypatch):
+    monkeypatch.setattr("mssar.lab.engine.training.CHUNK", 1)
+    run, data = tiny(recalibration="mssar"), arrays(200, 40)
+    (whole,) = run_all([run], cuda(), tmp_path / "whole")
+    folder = tmp_path / "parts"
+    with settings(cuda()):
+        training = Training(run, data, cuda(), folder / run.name, Log())
+        work = training.work()
+        with training.stream:
+            for _ in range(stop):
+                next(work)
+        training.save()
+        work.close()
+        training.close()
+    (resumed,) = run_all([run], cuda(), folder)
+    assert same(resumed, whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_losses_are_the_cpus(kind, tmp_path):
+    run, data = tiny(recalibration=kind, epochs=1, drops=()), arrays(200, 40)
+    for name, how in (("cpu", CPU), ("cuda", cuda())):
+        train([run], lambda _: data, how, tmp_path / name, Log())
+    found, expected = (learnt(tmp_path / name / run.name) for name in ("cuda", "cpu"))
+    assert_close(found["losses"][:4], expected["losses"][:4], atol=1e-4, rtol=1e-4)
+
+
+def test_a_step_never_waits():
+    data, how, run = arrays(200, 40), cuda(deterministic=False), tiny(recalibration="mssar")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        feed = ArraysFeed(data, Resident(data, 1, how.device), run.recipe, 0, how.device, World())
+        learner = Learner(run.build(4), feed, run.recipe, how, World())
+        learner.begin(0, 0, 0.1)
+        learner.step(0)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for step in range(1, 10):
+                learner.step(step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    assert int(learner.counter) == 10
+    assert learner.losses[:10].isfinite().all()
+    assert (learner.losses[:10] > 0).all()
+
+
+def test_bf16_learns(tmp_path):
+    run = tiny(epochs=12, drops=(9,), lr=0.05)
+    data, log = arrays(400, 80), Log()
+    train([run], lambda _: data, cuda(precision="bf16", deterministic=False), tmp_path, log)
+    errors = [epoch.test_error for _, epoch in log.epochs]
+    assert errors[-1] < 40, errors  # of four classes
+    assert errors[-1] < errors[0]
+
+
+def test_compiled_networks_train_from_the_command_line(tmp_path):
+    words = ("resnet8", "--recalibration", "mssar", "--compile", "--epochs", "2", "--fleet", "1")
+    done = subprocess.run(
+        [sys.executable, "-m", "mssar", "train", *words, "--runs", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (record,) = records.read(tmp_path / "records.jsonl")
+    assert record.execution["compile"]
+    assert record.execution["graph"]
+    assert record.epochs[1].train_loss < record.epochs[0].train_loss
+
+
+def test_a_loss_that_is_not_finite_is_named(tmp_path):
+    data, log = arrays(200, 40), Log()
+    outcome = train([tiny(lr=1e20), tiny(1)], lambda _: data, cuda(), tmp_path, log, width=2)
+    assert len(outcome.records) == 1
+    (reason,) = outcome.failures
+    assert "in epoch 1, step " in reason
+    assert "nothing was saved yet" in reason
+
+
+def test_eval_finds_the_record_s_error(tmp_path):
+    run, data, log = tiny(recalibration="mssar"), arrays(200, 40), Log()
+    (record,) = train([run], lambda _: data, cuda(), tmp_path, log).records
+    score = evaluate(trained(tmp_path / run.name), data, cuda())
+    assert score.error == record.error
+    assert score.class_errors == record.class_errors
+    cpu = evaluate(trained(tmp_path / run.name), data, CPU)
+    assert_close(cpu.loss, score.loss, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,210 @@
+"""Several runs in one process: company, divergence, time and signals."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import CPU, Log, arrays, learnt, opened, poison, program, same, timeless, tiny, trained
+
+from mssar.lab.data.dataset import Arrays
+from mssar.lab.engine import checkpoint, fleet
+from mssar.lab.engine import training as engine
+from mssar.lab.engine.step import Learner
+from mssar.lab.records import read
+from mssar.lab.run import Run
+
+
+def fleet_of(runs: list[Run], data: Arrays, folder: Path, log: Log, **kinds: Any) -> fleet.Outcome:
+    return fleet.train(runs, lambda _: data, CPU, folder, log, **kinds)
+
+
+def test_what_a_run_computes_does_not_depend_on_its_company(tmp_path):
+    data = arrays()
+    runs = [tiny(0), tiny(1, "mssar"), tiny(0, padding=0), tiny(2, epochs=1), tiny(3)]
+    into = fleet.into(tmp_path / "records.jsonl")
+    outcome = fleet_of(runs, data, tmp_path, Log(), width=3, record=into)
+    assert (outcome.left, outcome.failures, outcome.signal) == ([], [], None)
+    assert {r.run["seed"] for r in outcome.records} == {0, 1, 2, 3}
+    kept = sorted(read(tmp_path / "records.jsonl"), key=lambda r: r.id)
+    assert kept == sorted(outcome.records, key=lambda r: r.id)
+    assert all(record.execution["together"] == 3 for record in kept)
+    for run in runs:
+        alone = trained(run, data, tmp_path / "alone" / run.name)
+        same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
+        (beside,) = [r for r in outcome.records if r.run == run.as_dict()]
+        assert timeless(beside) == timeless(alone)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    data, runs = arrays(), [tiny(0, epochs=1), tiny(1, epochs=1)]
+    (first,) = fleet_of(runs[:1], data, tmp_path, Log()).records
+    log, handed = Log(), []
+    outcome = fleet_of(runs, data, tmp_path, log, record=handed.append)
+    assert outcome.records == handed
+    assert outcome.records[0] == first
+    assert [run for run, _, _ in log.started] == runs[1:]
+    (message,) = log.messages
+    assert message.startswith("resnet8 none, seed 0: finished before, in ")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_run_that_diverges_ends_and_the_others_finish(tmp_path, monkeypatch, value):
+    data, runs, log = arrays(), [tiny(0), tiny(1), tiny(2)], Log()
+    monkeypatch.setattr(Learner, "step", poison(4, 1, value))
+    outcome = fleet_of(runs, data, tmp_path, log, width=3)
+    assert [r.run["seed"] for r in outcome.records] == [0, 2]
+    (reason,) = outcome.failures
+    assert log.failures == [(runs[1], reason)]
+    assert "in epoch 2, step 2; " in reason  # the fifth step
+    directory = tmp_path / runs[1].name
+    (kept,) = checkpoint.checkpoints(directory)
+    assert f"{kept} is the last good checkpoint" in reason
+    assert kept.name == "epoch-0001.safetensors"
+    assert all(t.isfinite().all() for t in learnt(directory).values())
+    assert outcome.left == []
+    assert not (directory / "record.json").exists()
+
+
+def test_a_budget_ends_in_time_and_what_was_done_is_kept(tmp_path):
+    data, log = arrays(), Log()
+    runs = [tiny(0, epochs=1000), tiny(1, epochs=1000), tiny(2)]
+    begun = time.monotonic()
+    outcome = fleet_of(runs, data, tmp_path, log, width=2, budget=2.5)
+    assert time.monotonic() - begun < 4  # a loaded machine; to the second below
+    assert outcome.left == runs
+    assert (outcome.records, outcome.signal) == ([], None)
+    for run in runs[:2]:
+        progress, _ = checkpoint.load(checkpoint.checkpoints(tmp_path / run.name)[-1])
+        assert (progress.epoch, progress.step) > (0, 0)
+    assert not (tmp_path / runs[2].name).exists()
+
+
+def test_no_budget_at_all_begins_nothing(tmp_path):
+    outcome = fleet_of([tiny(0)], arrays(), tmp_path, Log(), budget=0)
+    assert outcome.left == [tiny(0)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """A clock of our own, on which a step takes a second and nothing else takes any."""
+    now, step = 0.0, Learner.step
+
+    def slow(self: Learner, number: int) -> None:
+        nonlocal now
+        now += 1
+        step(self, number)
+
+    def read_clock() -> float:
+        return now
+
+    monkeypatch.setattr(Learner, "step", slow)
+    monkeypatch.setattr(fleet.time, "monotonic", read_clock)
+    return read_clock
+
+
+@pytest.mark.parametrize("width", [1, 6])
+def test_a_budget_counts_the_turns_of_all_runs(tmp_path, clock, width):
+    runs = [tiny(seed, epochs=20) for seed in range(width)]
+    outcome = fleet_of(runs, arrays(), tmp_path, Log(), width=width, budget=21)
+    assert clock() <= 20  # a second is kept for saving
+    assert clock() >= 21 - 3 * width
+    assert outcome.left == runs
+
+
+def test_out_of_time_a_spoilt_run_is_not_saved_and_the_other_is(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(engine, "TICK", math.inf)
+    monkeypatch.setattr(Learner, "step", poison(1, 0))
+    runs = [tiny(0), tiny(1)]
+    outcome = fleet_of(runs, arrays(), tmp_path, Log(), width=2, budget=9)
+    assert 4 <= clock() <= 6  # in the first epoch, the spoilt step taken
+    assert runs[1] in outcome.left
+    progress, _ = checkpoint.load(checkpoint.checkpoints(tmp_path / runs[1].name)[-1])
+    assert (progress.epoch, progress.step) >= (0, 2)
+    for path in checkpoint.checkpoints(tmp_path / runs[0].name):
+        assert all(t.isfinite().all() for t in checkpoint.load(path)[1].values())
+
+
+@pytest.mark.parametrize("width", [0, -1])
+def test_a_fleet_of_none_is_refused(tmp_path, width):
+    with pytest.raises(ValueError, match="1 or more"):
+        fleet_of([tiny(0)], arrays(), tmp_path, Log(), width=width, budget=1.1)
+
+
+TRAINING = """
+import sys
+from pathlib import Path
+from lab import *
+from mssar.lab.engine import fleet
+torch.set_num_threads(1)
+class Speaking(Log):
+    def passed(self, run, epoch, left):
+        print(epoch.epoch, flush=True)
+runs = [tiny(0, epochs=2000), tiny(1, epochs=2000)]
+outcome = fleet.train(runs, lambda _: arrays(), CPU, Path(sys.argv[1]), Speaking(), width=2)
+print("signal", outcome.signal, "left", [run.seed for run in outcome.left])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_after_saving(tmp_path, number):
+    with program(TRAINING, tmp_path) as process:
+        assert process.stdout.readline() == "1\n"
+        os.kill(process.pid, number)
+        said, _ = process.communicate(timeout=20)
+        assert process.returncode == 0
+    assert said.splitlines()[-1] == f"signal {int(number)} left [0, 1]"
+    for seed in (0, 1):
+        run = tiny(seed, epochs=2000)
+        log = Log()
+        with opened(run, arrays(), tmp_path / run.name, log) as training:
+            assert (training.progress.epoch, training.progress.step) > (0, 0)
+            next(training.work())
+        assert training.progress.interruptions == 1
+
+
+def test_handlers_of_signals_are_as_before(tmp_path):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    fleet_of([tiny(0, epochs=1)], arrays(), tmp_path, Log())
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+STALLING = """
+import sys, time
+from lab import *
+from mssar.lab.engine import fleet
+from mssar.lab.engine.step import Learner
+torch.set_num_threads(1)
+steps, step = 0, Learner.step
+def stall(self, number):
+    global steps
+    if steps == 4:
+        print("stalled", flush=True)
+        time.sleep(5)
+        print("awake", flush=True)
+        time.sleep(60)
+    step(self, number)
+    steps += 1
+Learner.step = stall
+fleet.train([tiny(0)], lambda _: arrays(), CPU, Path(sys.argv[1]), Log())
+"""
+
+
+def test_a_second_interrupt_is_not_waited_for(tmp_path):
+    with program(STALLING, tmp_path, quiet=True) as process:
+        assert process.stdout.readline() == "stalled\n"
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        assert process.poll() is None  # the first was taken note of
+        process.send_signal(signal.SIGINT)
+        said, told = process.communicate(timeout=20)
+        assert process.returncode != 0
+    assert "awake" not in said
+    assert "KeyboardInterrupt" in told
+    (kept,) = checkpoint.checkpoints(tmp_path / tiny(0).name)
+    assert checkpoint.load(kept)[0].epoch == 1
