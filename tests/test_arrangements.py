@@ -51,7 +51,7 @@ def test_a_seed_is_one_data_set() -> None:
 
 
 def test_the_generator_has_not_changed() -> None:
-    expected = "sha256:8d3a7d24d9b13b997a7d861323d97c8df5c70e3267711673ec78cc89eea50e1c"
+    expected = "sha256:5eaffd70a4bbc20d9c66ba488bb5c24a939cdc653176b043615ea24e763d47e8"
     assert load(0, train=40, test=20).checksum == expected
 
 

@@ -101,7 +101,7 @@ CIFAR_DENSENET = Recipe("cifar_densenet", epochs=300, batch=64, lr=0.1, drops=(1
 ILSVRC2012 = Recipe(
     "ilsvrc2012", epochs=100, batch=1024, lr=0.6, drops=(30, 60, 90), augmentation=Photographs()
 )
-# Where things are decides the class there, so nothing is mirrored.
+# Short enough for a CPU; where things are decides the class, so nothing is mirrored.
 DEMO = Recipe(
     "demo", epochs=8, batch=128, lr=0.1, drops=(5, 7), augmentation=Crops(padding=2, mirror=0.0)
 )
