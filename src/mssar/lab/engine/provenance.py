@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -18,9 +19,18 @@ import mssar
 
 @cache
 def code() -> dict[str, Any]:
-    """The package's version; in a clone its commit, and whether files differ from it."""
-    found: dict[str, Any] = {"version": mssar.__version__, "commit": None, "changed": None}
+    """The package's version and a hash of its source; in a clone also the commit, and whether
+    files differ from it."""
     package = Path(mssar.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    found: dict[str, Any] = {
+        "version": mssar.__version__,
+        "source": f"sha256:{digest.hexdigest()}",
+        "commit": None,
+        "changed": None,
+    }
     # A package that merely lies somewhere below a repository is not that repository's.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py"):
         found["commit"] = _git(package, "rev-parse", "HEAD")
