@@ -4,10 +4,9 @@
 
 The other loop is the usual one: a DataLoader with worker processes, torchvision's transforms image
 by image, autocast, zero_grad, backward, step; its networks are the same. Random data of CIFAR's
-size. A row a recalibration and loop: steps a second of each run, the ratio to the other loop,
-images a second of all runs together, and peak memory on CUDA. Whole epochs are timed after one
-that is not: for this package's loop with the making of the epoch's crops, for the other with its
-workers already running.
+size. A row a recalibration and loop: steps a second of one run and of all runs together, these
+over the other loop's, and peak memory on CUDA. Whole epochs are timed after one that is not: for
+this package's loop with the making of the epoch's crops, for the other with its workers running.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ def main() -> None:
     recipe, data = varied(CIFAR_RESNET, batch=wanted.batch), random_data(wanted.images)
     where = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"
     print(f"{wanted.net}, batch {wanted.batch}, {wanted.workers} workers, {where}")
-    print(f"{'':8}{'loop':12}{'steps/s':>10}{'ratio':>8}{'images/s, all':>15}{'MiB':>8}")
+    print(f"{'':8}{'loop':12}{'steps/s':>10}{'of all':>10}{'ratio':>8}{'MiB':>8}")
     for kind in wanted.kinds.split(","):
         common = (kind, wanted.net, data, recipe, how)
         loops: list[tuple[str, int, Callable[[], Any]]] = [
@@ -186,8 +185,8 @@ def main() -> None:
                 speed = rate(prepare(), wanted.rounds)
             base = base or speed
             room = f"{torch.cuda.max_memory_allocated() / 2**20:8.0f}" if cuda else ""
-            images = speed * runs * wanted.batch
-            row = f"{kind:8}{name:12}{speed:10.1f}{speed / base:8.1f}{images:15,.0f}{room}"
+            together = speed * runs
+            row = f"{kind:8}{name:12}{speed:10.1f}{together:10.1f}{together / base:8.1f}{room}"
             print(row, flush=True)
 
 

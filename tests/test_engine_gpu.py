@@ -114,12 +114,22 @@ def test_a_step_never_waits():
 
 
 def test_bf16_learns(tmp_path):
-    run = tiny(epochs=12, drops=(9,), lr=0.05)
-    data, log = arrays(400, 80), Log()
+    run = tiny(epochs=8, drops=(6,), lr=0.1, padding=0, mirror=0.0)
+    data, log = arrays(64, 40), Log()
     train([run], lambda _: data, cuda(precision="bf16", deterministic=False), tmp_path, log)
     errors = [epoch.test_error for _, epoch in log.epochs]
-    assert errors[-1] < 40, errors  # of four classes
-    assert errors[-1] < errors[0]
+    assert errors[-1] < 25, errors  # chance is 75
+
+
+def test_the_loss_is_told_while_an_epoch_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("mssar.lab.engine.training.TICK", -1)
+    run, data, log = tiny(epochs=2, batch=4), arrays(400, 40), Log()
+    train([run], lambda _: data, cuda(), tmp_path, log)
+    losses = learnt(tmp_path / run.name)["losses"]
+    last = [moment for _, moment in log.moments if moment.epoch == 2]
+    assert len(last) > 2
+    for moment in last:
+        assert_close(moment.loss, float(losses[: moment.step][-50:].mean()))
 
 
 def test_compiled_networks_train_from_the_command_line(tmp_path):

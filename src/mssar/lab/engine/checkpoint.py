@@ -13,6 +13,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
@@ -42,13 +43,23 @@ def save(directory: Path, progress: Progress, tensors: Mapping[str, Tensor]) -> 
     """Write a checkpoint, then let go of all but the last two."""
     step = f"-step-{progress.step:05}" if progress.step else ""
     path = directory / f"epoch-{progress.epoch:04}{step}.safetensors"
-    held = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    written = safetensors.torch.save(held, {"mssar": json.dumps(asdict(progress))})
+    written = safetensors.torch.save(brought(tensors), {"mssar": json.dumps(asdict(progress))})
     write_whole(path, written)
     for old in checkpoints(directory)[:-KEPT]:
         if old != path:  # later ones may lie there that cannot be read
             old.unlink(missing_ok=True)
     return path
+
+
+def brought(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, one transfer a type: on a busy GPU each waits for its turn."""
+    found: dict[str, Tensor] = {}
+    for dtype in {t.dtype for t in tensors.values()}:
+        same = {name: t.detach() for name, t in tensors.items() if t.dtype == dtype}
+        whole = torch.cat([t.reshape(-1) for t in same.values()]).cpu()
+        parts = whole.split([t.numel() for t in same.values()])
+        found |= {n: p.view(t.shape) for (n, t), p in zip(same.items(), parts, strict=True)}
+    return {name: found[name].clone() for name in tensors}
 
 
 def checkpoints(directory: Path) -> list[Path]:

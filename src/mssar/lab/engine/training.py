@@ -87,6 +87,7 @@ class Training:
         self.observer, self.world, self.company = observer, world or World(), company
         self.stream = _stream(execution)
         self._clock = time.monotonic()
+        self._asked: tuple[torch.cuda.Event, Tensor, int] | None = None
         self._resident = {} if resident is None else resident
         self._open = ExitStack()
         if self.world.leads:
@@ -167,6 +168,7 @@ class Training:
             losses = self._finite_losses(len(self.feed.sizes))
             wrong = self.world.sum(self.learner.wrong.clone())
             if self.world.leads:
+                losses = losses.to(wrong.device)
                 state = self.learner.state() | {"losses": losses, "wrong": wrong}
                 self.progress.seconds += self._lap()
                 checkpoint.save(self.directory, self.progress, state)
@@ -222,16 +224,34 @@ class Training:
     def _pause(self, step: int) -> Iterator[None]:
         if self.execution.device.type == "cuda" and (step + 1) % CHUNK:
             return
-        now = time.monotonic()
-        if now - self._looked > TICK and self.world.size == 1:
-            self._look(step + 1)
-            self._looked = now
+        if time.monotonic() - self._looked > TICK and self.world.size == 1:
+            self._glance(step + 1)
         yield
 
+    def _glance(self, steps: int) -> None:
+        """See how the loss is. On a GPU what is asked for at one pause is read at a later one:
+        waiting for it would leave the other runs without work."""
+        if self.execution.device.type != "cuda":
+            self._look(steps)
+        elif self._asked is None:
+            copy = torch.empty_like(self.learner.losses, device="cpu", pin_memory=True)
+            copy.copy_(self.learner.losses, non_blocking=True)
+            there = torch.cuda.Event()
+            there.record()
+            self._asked = (there, copy, steps)
+        elif self._asked[0].query():
+            _, copy, then = self._asked
+            self._asked = None
+            self._tell(self._require_finite(copy[:then]))
+
     def _look(self, steps: int) -> None:
-        """See how the loss is, and tell."""
-        losses = self._finite_losses(steps)
-        epoch, total = self.progress.epoch + 1, len(self.feed.sizes)
+        """See how the loss is now, and tell."""
+        self._asked = None
+        self._tell(self._finite_losses(steps))
+
+    def _tell(self, losses: Tensor) -> None:
+        self._looked = time.monotonic()
+        epoch, steps, total = self.progress.epoch + 1, len(losses), len(self.feed.sizes)
         loss = float(losses[-50:].mean())
         seconds = time.monotonic() - self._begun
         left = self._left(self.run.recipe.epochs - self.progress.epoch - steps / total)
@@ -240,7 +260,9 @@ class Training:
 
     def _finite_losses(self, steps: int) -> Tensor:
         """The epoch's losses so far; one that is not finite ends the run before it is saved."""
-        losses = self.world.sum(self.learner.losses[:steps].clone()).cpu()
+        return self._require_finite(self.world.sum(self.learner.losses[:steps].clone()).cpu())
+
+    def _require_finite(self, losses: Tensor) -> Tensor:
         strange = (~losses.isfinite()).nonzero().flatten().tolist()
         if strange:
             when = f"in epoch {self.progress.epoch + 1}, step {strange[0] + 1}"
