@@ -74,6 +74,10 @@ Decode: TypeAlias = Annotated[
     str,
     typer.Option(help="Where photographs are decoded: auto, workers, gpu.", rich_help_panel=HOW),
 ]
+Unreadable: TypeAlias = Annotated[
+    float,
+    typer.Option(help="Share of photographs that may be unreadable.", rich_help_panel=HOW),
+]
 Tensorboard: TypeAlias = Annotated[
     bool, typer.Option("--tensorboard", help="Write event files.", rich_help_panel=HOW)
 ]
@@ -88,6 +92,7 @@ def execution(
     sync_bn: bool = True,
     workers: int | None = None,
     decode: str = "auto",
+    unreadable: float = 0.01,
 ) -> Execution:
     """How to compute, from what was asked for."""
     if launched() and device == "auto" and torch.cuda.is_available():
@@ -106,6 +111,7 @@ def execution(
         sync_bn,
         (os.cpu_count() or 1) if workers is None else workers,
         decode,
+        unreadable,
     )
 
 

@@ -49,6 +49,7 @@ def reproduce(
     sync_bn: opt.SyncBN = True,
     workers: opt.Workers = None,
     decode: opt.Decode = "auto",
+    unreadable: opt.Unreadable = 0.01,
     tensorboard: opt.Tensorboard = False,
 ) -> None:
     """Train what is missing of the paper's experiments, and show it beside the published numbers.
@@ -64,7 +65,9 @@ def reproduce(
     names = list(experiments or EXPERIMENTS)
     if not experiments and not listing:
         raise ValueError(f"name an experiment ({', '.join(EXPERIMENTS)}), or pass --list")
-    how = opt.execution(device, precision, compiled, graph, deterministic, sync_bn, workers, decode)
+    how = opt.execution(
+        device, precision, compiled, graph, deterministic, sync_bn, workers, decode, unreadable
+    )
     machine = hardware(choose_device(device))
 
     def plan() -> tuple[Plan, str]:

@@ -76,6 +76,7 @@ def train(
     sync_bn: opt.SyncBN = True,
     workers: opt.Workers = None,
     decode: opt.Decode = "auto",
+    unreadable: opt.Unreadable = 0.01,
     tensorboard: opt.Tensorboard = False,
 ) -> None:
     """Train networks; every combination of what is given is a run, several at once on a GPU.
@@ -121,7 +122,9 @@ def train(
         recipe,
         {k: v for k, v in changes.items() if v is not None},
     )
-    how = opt.execution(device, precision, compiled, graph, deterministic, sync_bn, workers, decode)
+    how = opt.execution(
+        device, precision, compiled, graph, deterministic, sync_bn, workers, decode, unreadable
+    )
     budget = opt.seconds(time_budget)
     if leads():
         settle(asked, runs, resume, restart)

@@ -130,6 +130,9 @@ def torchvision_module(module: str) -> Any:
         raise ValueError(
             "training on image folders needs torchvision: pip install 'mssar[images]'"
         ) from None
+    except RuntimeError as error:  # built for another torch
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"torchvision does not fit the torch that is here: {reason}") from None
 
 
 # Transforms, the same on Pillow's images and on tensors of any device. torchvision draws from the

@@ -25,11 +25,14 @@ class Execution:
     sync_bn: bool = True  # with several processes: BN over the global batch
     workers: int = 0  # processes that decode photographs
     decode: str = "auto"  # where: auto, workers or gpu
+    unreadable: float = 0.01  # share of photographs that may be left out
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
             raise ValueError(f"precision is one of {known}; got {self.precision!r}")
+        if not 0 <= self.unreadable <= 1:
+            raise ValueError(f"unreadable is a share, 0 to 1; got {self.unreadable}")
         if self.precision == "tf32" and self.device.type != "cuda":
             raise ValueError("precision tf32 needs a CUDA device; a CPU has bf16 and fp32")
 

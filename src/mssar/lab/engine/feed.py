@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mssar.lab.data.dataset import Arrays, Split
+from mssar.lab.data.imagefolder import Files, Folder, Tally
+from mssar.lab.data.photographs import batches
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import Crops, Photographs, Recipe
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64, UInt8
-
-    from mssar.lab.data.imagefolder import Files, Folder
 
 EVALUATION_BATCH = 1000
 
@@ -211,7 +211,7 @@ class FolderFeed:
     ) -> None:
         assert isinstance(recipe.augmentation, Photographs)
         self.data, self.augmentation = data, recipe.augmentation
-        self.seed, self.execution, self.world, self.report = seed, execution, world, report
+        self.seed, self.execution, self.world = seed, execution, world
         device, side = execution.device, recipe.augmentation.size
         self.normalise = Normalise(data, device)
         self.sizes, self.totals = batch_sizes(len(data.train), recipe.batch, world)
@@ -221,6 +221,8 @@ class FolderFeed:
         self.parts = test_parts(len(data.test), most, world)
         self.tests = [len(part) for part in self.parts]
         self.source: Iterator[tuple[Tensor, Tensor]] | None = None
+        self.left = 0
+        self.tally = Tally(report, execution.unreadable)  # for all epochs: a file is named once
 
     def begin(self, epoch: int, step: int) -> None:
         order = torch.randperm(len(self.data.train), generator=generator(self.seed, epoch))
@@ -230,6 +232,9 @@ class FolderFeed:
     def load(self, step: int) -> None:  # noqa: ARG002, they come in order
         assert self.source is not None
         images, labels = next(self.source)
+        self.left -= 1
+        if not self.left:  # the end is where too many unreadable files are too many
+            next(self.source, None)
         size = len(labels)
         self.images[:size].copy_(images.permute(0, 2, 3, 1), non_blocking=True)
         self.labels[:size].copy_(labels, non_blocking=True)
@@ -252,10 +257,8 @@ class FolderFeed:
             closing()
 
     def _open(self, files: Files, parts: Sequence[Tensor], epoch: int, *, train: bool) -> None:
-        from mssar.lab.data.imagefolder import Tally
-        from mssar.lab.data.photographs import batches
-
         self.close()
+        self.left = len(parts)
         self.source = batches(
             files,
             self.data.root,
@@ -267,5 +270,5 @@ class FolderFeed:
             device=self.execution.device,
             workers=self.execution.workers,
             decode=self.execution.decode,
-            tally=Tally(report=self.report),
+            tally=self.tally,
         )
