@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
+from statistics import fmean, stdev
 from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 import torch
+
+from mssar.lab import records
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -201,7 +204,7 @@ def test_commands_ask_make_for_targets_that_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     asked = [c.text for c in COMMANDS if c.text.startswith("make ")]
     asked += [found for d in DOCUMENTS for found in re.findall(r"`(make [^`]+)`", prose(d))]
-    assert {"make test", "make docs"} <= set(asked)
+    assert {"make demo", "make test", "make docs"} <= set(asked)
     for text in asked:
         named = {word for word in shlex.split(text, comments=True)[1:] if "=" not in word}
         assert named <= targets, f"`{text}`: {named - targets} not in the Makefile"
@@ -241,6 +244,41 @@ def test_tables_of_counts_are_exact(counts: dict[str, tuple[int, int]]) -> None:
         _, _, params, _, macs, _ = row(name, "none")
         _, _, more_params, percent, more_macs, macs_percent = row(name, "mssar")
         assert cells == [params, more_params, percent, macs, more_macs, macs_percent], name
+
+
+def test_results_are_those_of_the_records() -> None:
+    found = records.read(ROOT / "records")
+    chosen = {
+        kind: [
+            r
+            for r in found
+            if (r.run["network"], r.run["dataset"], r.run["seed"]) in RESULTS
+            and r.run["recalibration"] == kind
+            and r.run["options"].get("reduction", 1) == 1
+        ]
+        for kind in ("none", "mssar")
+    }
+    assert {len(runs) for runs in chosen.values()} == {2}
+    row = r"^\| (\d+) \|" + r" ([\d.]+) \|" * 4 + "$"
+    shown = re.findall(row, (ROOT / "docs/training.md").read_text("utf-8"), re.MULTILINE)
+    assert len(shown) == 8
+    for number, *cells in shown:
+        epochs = [[r.epochs[int(number) - 1] for r in runs] for runs in chosen.values()]
+        means = [
+            f"{fmean(getattr(epoch, name) for epoch in some):.2f}"
+            for some in epochs
+            for name in ("train_error", "test_error")
+        ]
+        assert cells == means, f"epoch {number}"
+    errors = {kind: [r.error for r in runs] for kind, runs in chosen.items()}
+    brief = README.read_text("utf-8")
+    for name, kind in (("none", "none"), ("MS-SAR", "mssar")):
+        cells = [f"{error:.2f}" for error in (*errors[kind], fmean(errors[kind]))]
+        assert f"| {name} | {' | '.join(cells)} |" in brief
+        assert f"{fmean(errors[kind]):.2f} ± {stdev(errors[kind]):.2f} %" in brief
+
+
+RESULTS = {("resnet20", "cifar10", seed) for seed in (0, 1)}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)

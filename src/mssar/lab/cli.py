@@ -59,6 +59,10 @@ def main() -> None:
         kept = "; what was finished is kept" if trouble.errno == errno.ENOSPC else ""
         print(f"mssar: {trouble.strerror or trouble}{where}{kept}", file=sys.stderr)
         sys.exit(1)
+    except torch.OutOfMemoryError as trouble:
+        advice = "a smaller --batch or --fleet needs less"
+        print(f"mssar: {str(trouble).splitlines()[0]}; {advice}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("mssar: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -52,11 +52,12 @@ class Clock:
         return self.end is not None and time.monotonic() + needed > self.end
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self, *, first: bool = False) -> Iterator[None]:
+        """A run's turn. Its first is not like the others: caches are cold, graphs are captured."""
         begun = time.monotonic()
         yield
-        # Compiling and capturing take one long turn, to be forgotten in time.
-        self.longest = max(0.99 * self.longest, time.monotonic() - begun)
+        if not first:  # long ones, such as compiling for a last batch, are forgotten in time
+            self.longest = max(0.99 * self.longest, time.monotonic() - begun)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -117,6 +118,7 @@ class _Fleet:
     clock: Clock = field(default_factory=lambda: Clock(None))
     outcome: Outcome = field(default_factory=Outcome)
     resident: dict[object, Resident] = field(default_factory=dict)
+    begun: set[Training] = field(default_factory=set)  # that had a turn
 
     def work(self, waiting: deque[Run]) -> None:
         together = min(self.width, len(waiting))
@@ -130,10 +132,12 @@ class _Fleet:
                     if begun := self._begin(waiting.popleft(), together):
                         sailing.append((begun, begun.work()))
                 for training, work in list(sailing):
-                    with self.clock.turn():
+                    with self.clock.turn(first=training not in self.begun):
                         going = self._turn(training, work)
+                    self.begun.add(training)
                     if not going:
                         sailing.remove((training, work))
+                        self.begun.discard(training)
                         training.close()
         except ValueError:  # of one run that cannot begin: the others lose nothing
             self._save(sailing)
