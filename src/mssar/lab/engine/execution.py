@@ -81,9 +81,11 @@ def settings(execution: Execution) -> Iterator[None]:
     cudnn.benchmark = not execution.deterministic  # shapes stay the same: worth a search
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(execution.deterministic)
+    if execution.deterministic != strict or warn_only:  # it imports the compiler, which takes time
+        torch.use_deterministic_algorithms(execution.deterministic)
     try:
         yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
-        torch.use_deterministic_algorithms(strict, warn_only=warn_only)
+        if torch.are_deterministic_algorithms_enabled() != strict or warn_only:
+            torch.use_deterministic_algorithms(strict, warn_only=warn_only)
