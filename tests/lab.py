@@ -24,8 +24,9 @@ from mssar.lab.data.dataset import Arrays, Split
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import ArraysFeed, Resident
+from mssar.lab.engine.observer import Moment
 from mssar.lab.engine.step import Learner
-from mssar.lab.engine.training import Moment, Training
+from mssar.lab.engine.training import Training
 from mssar.lab.engine.world import World, joined
 from mssar.lab.recipes import Crops, Recipe, varied
 from mssar.lab.records import Epoch, Record
@@ -129,7 +130,7 @@ def timeless(record: Record) -> dict[str, Any]:
     return found
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Bit for bit."""
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():

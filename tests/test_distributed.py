@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from lab import CPU, Crew, Log, arrays, feed, learnt, poison, same, tiny, trained
+from lab import CPU, Crew, Log, arrays, assert_same, feed, learnt, poison, tiny, trained
 from torch import Tensor, nn
 
 from mssar.lab.engine import checkpoint, fleet
 from mssar.lab.engine import feed as feeds
+from mssar.lab.engine.result import NAME as RECORD
+from mssar.lab.engine.result import finished
 from mssar.lab.engine.step import Examiner, Learner
-from mssar.lab.engine.training import RECORD, Training, finished
+from mssar.lab.engine.training import Training
 from mssar.lab.engine.world import SynchronisedBatchNorm2d, World, joined, launched
 from mssar.lab.engine.world import synchronise_norms as synchronise
 
@@ -104,7 +106,7 @@ def test_every_norm_is_made_to_agree_and_keeps_its_state():
         SynchronisedBatchNorm2d if kind is nn.BatchNorm2d else kind for kind in kinds
     ]
     assert kinds.count(nn.BatchNorm2d) > 3
-    same(found.state_dict(), before)
+    assert_same(found.state_dict(), before)
     x = torch.randn(4, 3, 8, 8)
     assert torch.equal(found(x), tiny(0, "mssar").build(4)(x))  # by itself as ever
 
@@ -153,7 +155,7 @@ def test_two_processes_train_as_one(crew, tmp_path, recalibration):
     one, two = crew(job, (recalibration, tmp_path / "both"), {})
     for found, expected in zip(one["losses"], alone["losses"], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    same(one["state"], two["state"])  # weights, momentum and running statistics
+    assert_same(one["state"], two["state"])  # weights, momentum and running statistics
     for name, tensor in alone["state"].items():
         torch.testing.assert_close(
             one["state"][name], tensor, rtol=1e-3, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}"
@@ -176,13 +178,13 @@ def test_only_the_leader_writes(crew, tmp_path):
     assert two["records"] == []
     assert finished(tmp_path / "0") == one["records"][0]
     kept = learnt(tmp_path / "0")
-    same({name: kept[name] for name in one["state"]}, one["state"])
+    assert_same({name: kept[name] for name in one["state"]}, one["state"])
 
 
 def test_bn_by_itself_trains_and_is_tested_with_the_leaders_statistics(crew, tmp_path):
     changes = {"epochs": 8, "drops": (6,), "lr": 0.1, "padding": 0, "mirror": 0.0}
     one, two = crew(job, ("none", tmp_path), {"sync_bn": False, "changes": changes})
-    same(one["state"], two["state"])
+    assert_same(one["state"], two["state"])
     assert one["score"] == two["score"]
     assert one["score"].error < 25  # chance is 75
     run, data = tiny(5, **changes), arrays(test=23)
@@ -215,8 +217,8 @@ def test_two_processes_go_on_where_they_stopped(crew, tmp_path, pauses):
     crew(job, ("mssar", tmp_path / "stopped", pauses), {})
     assert finished(tmp_path / "stopped" / "0") is None
     one, two = crew(job, ("mssar", tmp_path / "stopped"), {})
-    same(one["state"], unbroken["state"])
-    same(two["state"], unbroken["state"])
+    assert_same(one["state"], unbroken["state"])
+    assert_same(two["state"], unbroken["state"])
     (record,), (expected,) = one["records"], unbroken["records"]
     assert record.class_errors == expected.class_errors
     for ours, theirs in zip(record.epochs, expected.epochs, strict=True):
@@ -231,7 +233,7 @@ def test_what_one_process_began_two_can_end(crew, tmp_path):
     one, two = crew(job, ("none", tmp_path), {})
     alone = taught(World(), "none", tmp_path / "alone")
     torch.testing.assert_close(one["losses"][0], alone["losses"][0], rtol=1e-5, atol=1e-5)
-    same(one["state"], two["state"])
+    assert_same(one["state"], two["state"])
 
 
 def sailed(world: World, folder: Path, spoilt: bool, budget: float | None) -> tuple[Any, ...]:

@@ -9,7 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import CPU, Log, arrays, learnt, opened, poison, program, same, timeless, tiny, trained
+from lab import (
+    CPU,
+    Log,
+    arrays,
+    assert_same,
+    learnt,
+    opened,
+    poison,
+    program,
+    timeless,
+    tiny,
+    trained,
+)
 
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import checkpoint, fleet
@@ -35,7 +47,7 @@ def test_what_a_run_computes_does_not_depend_on_its_company(tmp_path):
     assert all(record.execution["together"] == 3 for record in kept)
     for run in runs:
         alone = trained(run, data, tmp_path / "alone" / run.name)
-        same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
+        assert_same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
         (beside,) = [r for r in outcome.records if r.run == run.as_dict()]
         assert timeless(beside) == timeless(alone)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lab import CPU, Log, learnt, same
+from lab import CPU, Log, assert_same, learnt
 from PIL import Image
 
 import mssar
@@ -62,7 +62,7 @@ def test_what_was_stopped_goes_on_with_the_same_pictures(tree, tmp_path, pauses)
     training.close()
     many = replace(CPU, workers=2)  # however many read them
     train([RUN], lambda _: data, many, tmp_path / "parts", Log())
-    same(learnt(tmp_path / "parts" / RUN.name), learnt(tmp_path / "whole" / RUN.name))
+    assert_same(learnt(tmp_path / "parts" / RUN.name), learnt(tmp_path / "whole" / RUN.name))
 
 
 def test_a_file_that_cannot_be_read_is_named_once_and_left_out(tree, tmp_path):

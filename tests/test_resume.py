@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from lab import CPU, Log, arrays, learnt, opened, program, same, timeless, tiny, trained
+from lab import CPU, Log, arrays, assert_same, learnt, opened, program, timeless, tiny, trained
 
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine import feed as feeds
-from mssar.lab.engine.training import RECORD, Training, finished
+from mssar.lab.engine.result import NAME as RECORD
+from mssar.lab.engine.result import finished
+from mssar.lab.engine.training import Training
 
 RUN = tiny(5)
 PAUSES = 7  # of an epoch: three steps, three batches of the test, one after saving
@@ -55,7 +57,7 @@ def test_stopped_anywhere_it_ends_the_same(tmp_path, unbroken, pauses):
     log = Log()
     record = trained(RUN, arrays(), tmp_path, log)
     assert timeless(record) == expected
-    same(learnt(tmp_path), learnt(folder))
+    assert_same(learnt(tmp_path), learnt(folder))
     assert record.interruptions == 1
     assert record.id == training.progress.id
     assert record.started == training.progress.started
@@ -78,7 +80,7 @@ def test_stopped_at_every_pause_it_ends_the_same(tmp_path, unbroken):
         pauses += 1
     record = finished(tmp_path)
     assert timeless(record) == expected
-    same(learnt(tmp_path), learnt(folder))
+    assert_same(learnt(tmp_path), learnt(folder))
     assert record.interruptions == pauses - 1 == 2 * (3 + 1)
     with_times = sum(epoch.seconds for epoch in record.epochs)
     assert record.seconds == pytest.approx(with_times)
@@ -91,7 +93,7 @@ def test_without_saving_it_goes_on_from_the_last_epoch(tmp_path, unbroken):
         for _ in range(PAUSES + 2):
             next(work)
     assert timeless(trained(RUN, arrays(), tmp_path)) == expected
-    same(learnt(tmp_path), learnt(folder))
+    assert_same(learnt(tmp_path), learnt(folder))
 
 
 STALLING = """
@@ -127,7 +129,7 @@ def test_a_killed_process_is_made_good(tmp_path, unbroken):
     record = trained(RUN, arrays(), tmp_path)
     assert timeless(record) == expected
     assert record.interruptions == 1
-    same(learnt(tmp_path), learnt(folder))
+    assert_same(learnt(tmp_path), learnt(folder))
 
 
 def test_a_folder_is_for_one_training_at_a_time(tmp_path):
@@ -188,7 +190,7 @@ def test_a_spoilt_checkpoint_is_passed_over_with_a_word(tmp_path, unbroken, kind
     assert message.endswith("; going back to the checkpoint before it")
     assert [epoch for _, epoch, _ in log.started] == [1]
     assert timeless(record) == expected
-    same(learnt(tmp_path), learnt(folder))
+    assert_same(learnt(tmp_path), learnt(folder))
 
 
 def test_where_no_checkpoint_can_be_read_nothing_is_begun_anew_in_silence(tmp_path):
@@ -217,7 +219,7 @@ def test_anothers_checkpoint_is_refused(tmp_path, unbroken, other, message):
     before = learnt(tmp_path)
     with pytest.raises(ValueError, match=message):
         trained(other, arrays(), tmp_path)
-    same(learnt(tmp_path), before)
+    assert_same(learnt(tmp_path), before)
     with opened(RUN, arrays(), tmp_path):  # the folder was let go
         pass
 
@@ -278,7 +280,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch, unbroke
                 training.save()
         assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
     assert timeless(trained(RUN, arrays(), tmp_path)) == expected
-    same(learnt(tmp_path), learnt(folder))
+    assert_same(learnt(tmp_path), learnt(folder))
 
 
 def test_a_file_is_replaced_whole(tmp_path):

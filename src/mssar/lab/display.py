@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mssar.lab.engine.training import Moment, Observer
+from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.records import Epoch, Record
 from mssar.lab.run import Run
 

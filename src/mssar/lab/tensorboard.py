@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mssar.lab.engine.training import Moment
+from mssar.lab.engine.observer import Moment
 from mssar.lab.records import Epoch, Record
 from mssar.lab.run import Run
 

@@ -15,7 +15,7 @@ from mssar.lab import data
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
 from mssar.lab.engine import evaluate as engine
-from mssar.lab.engine.training import finished
+from mssar.lab.engine.result import finished
 
 
 def evaluate(

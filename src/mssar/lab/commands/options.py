@@ -13,10 +13,11 @@ import torch
 import typer
 
 from mssar.lab import data, records
+from mssar.lab.data import Data
 from mssar.lab.display import Both, Silence, watching
 from mssar.lab.engine.execution import Execution, choose_device
 from mssar.lab.engine.fleet import Outcome, train
-from mssar.lab.engine.training import Data, Observer
+from mssar.lab.engine.observer import Observer
 from mssar.lab.engine.world import World, joined, launched
 from mssar.lab.run import Run
 

@@ -14,7 +14,7 @@ from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
 from mssar.lab.display import results
 from mssar.lab.engine.checkpoint import checkpoints, held
-from mssar.lab.engine.training import finished
+from mssar.lab.engine.result import finished
 from mssar.lab.engine.world import leads
 from mssar.lab.recipes import RECIPES, Recipe, varied
 from mssar.lab.run import Run, usual_recipe

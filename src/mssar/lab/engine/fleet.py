@@ -16,9 +16,12 @@ from pathlib import Path
 from types import FrameType
 
 from mssar.lab import records
+from mssar.lab.data import Data
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import Resident
-from mssar.lab.engine.training import Data, DivergedError, Observer, Training, finished
+from mssar.lab.engine.observer import Observer
+from mssar.lab.engine.result import finished
+from mssar.lab.engine.training import DivergedError, Training
 from mssar.lab.engine.world import World
 from mssar.lab.records import Record
 from mssar.lab.run import Run

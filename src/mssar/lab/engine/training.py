@@ -7,61 +7,30 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from mssar.cost import cost
-from mssar.lab import records
-from mssar.lab.data.dataset import Arrays
+from mssar.lab.data import Data
 from mssar.lab.data.imagefolder import Folder
-from mssar.lab.engine import checkpoint, provenance
+from mssar.lab.engine import checkpoint, result
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import ArraysFeed, Feed, FolderFeed, Resident
+from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.engine.step import Examiner, Learner, Score
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import Crops, Photographs
-from mssar.lab.records import Epoch, Record
+from mssar.lab.records import Epoch
 from mssar.lab.run import Run
-from mssar.networks.registry import architecture
 
-Data: TypeAlias = Arrays | Folder
-
-RECORD = "record.json"
 CHUNK = 16  # steps that a GPU is given at a time
 TICK = 0.5  # seconds between looks at the loss
 
 
 class DivergedError(RuntimeError):
     """A loss that is not finite: the run cannot go on."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """How a run stands in the middle of an epoch."""
-
-    epoch: int  # from 1
-    step: int
-    steps: int
-    loss: float
-    images: int  # trained on since the start or the resumption
-    seconds: float  # since then
-    left: float  # seconds, estimated
-
-
-class Observer(Protocol):
-    """Who wants to know how runs get on."""
-
-    def began(self, run: Run, epoch: int, directory: Path) -> None: ...
-    def moved(self, run: Run, moment: Moment) -> None: ...
-    def passed(self, run: Run, epoch: Epoch, left: float) -> None: ...
-    def ended(self, run: Run, record: Record) -> None: ...
-    def failed(self, run: Run, reason: str) -> None: ...
-    def said(self, message: str) -> None: ...
 
 
 class Training:
@@ -105,7 +74,7 @@ class Training:
         self.learner = Learner(model, self.feed, recipe, execution, self.world)
         self.examiner = Examiner(self.learner.model, self.feed, classes, execution, self.world)
         self.progress = self._resumed() or checkpoint.Progress(
-            self.run.as_dict(), self.data.checksum, str(uuid.uuid4()), _now()
+            self.run.as_dict(), self.data.checksum, str(uuid.uuid4()), result.now()
         )
         if self.execution.device.type == "cuda":
             torch.cuda.synchronize()  # what was made here may be used on another stream
@@ -315,59 +284,11 @@ class Training:
     def _finish(self) -> None:
         if not self.world.leads:
             return
-        record = self._record()
-        checkpoint.write_whole(self.directory / RECORD, record.as_line().encode() + b"\n")
-        self.observer.ended(self.run, record)
-
-    def _record(self) -> Record:
-        data, last = self.data, Epoch(**self.progress.history[-1])
-        shape = architecture(self.run.network).size
-        if isinstance(data, Arrays):
-            shape = (3, data.train.images.shape[1], data.train.images.shape[2])
-        elif isinstance(self.run.recipe.augmentation, Photographs):
-            shape = (3, self.run.recipe.augmentation.size, self.run.recipe.augmentation.size)
-        with torch.device("meta"):
-            counted = cost(self.run.build(len(data.classes)), shape)
-        epochs = tuple(Epoch(**found) for found in self.progress.history)
-        return Record(
-            id=self.progress.id,
-            run=self.run.as_dict(),
-            data={
-                "checksum": data.checksum,
-                "classes": len(data.classes),
-                "train": len(data.train),
-                "test": len(data.test),
-            },
-            execution={
-                **self.execution.as_dict(),
-                "processes": self.world.size,
-                "together": self.company,  # runs that shared the device
-            },
-            environment=provenance.environment(self.execution.device),
-            code=provenance.code(),
-            command=provenance.command(),
-            params=counted.params,
-            macs=counted.macs,
-            epochs=epochs,
-            error=last.test_error,
-            error5=last.test_error5,
-            class_errors=tuple(self.progress.class_errors),
-            seconds=sum(epoch.seconds for epoch in epochs),
-            started=self.progress.started,
-            finished=_now(),
-            interruptions=self.progress.interruptions,
+        record = result.record(
+            self.run, self.data, self.progress, self.execution, self.world.size, self.company
         )
-
-
-def finished(directory: Path) -> Record | None:
-    """The record of a run that came to its end."""
-    path = directory / RECORD
-    try:
-        return records.parse(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        checkpoint.write_whole(self.directory / result.NAME, record.as_line().encode() + b"\n")
+        self.observer.ended(self.run, record)
 
 
 def _put(found: dict[str, Tensor], into: dict[str, Tensor], directory: Path) -> None:
@@ -399,7 +320,3 @@ def _stream(execution: Execution) -> AbstractContextManager[object]:
     if execution.device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(execution.device))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,85 @@
+"""The record of a run that came to its end."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from mssar.cost import cost
+from mssar.lab import records
+from mssar.lab.data import Data
+from mssar.lab.data.dataset import Arrays
+from mssar.lab.engine import provenance
+from mssar.lab.engine.checkpoint import Progress
+from mssar.lab.engine.execution import Execution
+from mssar.lab.recipes import Photographs
+from mssar.lab.records import Epoch, Record
+from mssar.lab.run import Run
+from mssar.networks.registry import architecture
+
+NAME = "record.json"  # in the run's folder
+
+
+def record(
+    run: Run,
+    data: Data,
+    progress: Progress,
+    execution: Execution,
+    processes: int,
+    together: int,
+) -> Record:
+    """What is kept of a finished run; ``together``: so many runs shared the device."""
+    with torch.device("meta"):
+        counted = cost(run.build(len(data.classes)), _shape(run, data))
+    epochs = tuple(Epoch(**found) for found in progress.history)
+    return Record(
+        id=progress.id,
+        run=run.as_dict(),
+        data={
+            "checksum": data.checksum,
+            "classes": len(data.classes),
+            "train": len(data.train),
+            "test": len(data.test),
+        },
+        execution={**execution.as_dict(), "processes": processes, "together": together},
+        environment=provenance.environment(execution.device),
+        code=provenance.code(),
+        command=provenance.command(),
+        params=counted.params,
+        macs=counted.macs,
+        epochs=epochs,
+        error=epochs[-1].test_error,
+        error5=epochs[-1].test_error5,
+        class_errors=tuple(progress.class_errors),
+        seconds=sum(epoch.seconds for epoch in epochs),
+        started=progress.started,
+        finished=now(),
+        interruptions=progress.interruptions,
+    )
+
+
+def _shape(run: Run, data: Data) -> tuple[int, int, int]:
+    """Of one image, as the network gets it."""
+    if isinstance(data, Arrays):
+        return 3, data.train.images.shape[1], data.train.images.shape[2]
+    if isinstance(run.recipe.augmentation, Photographs):
+        return 3, run.recipe.augmentation.size, run.recipe.augmentation.size
+    return architecture(run.network).size
+
+
+def finished(directory: Path) -> Record | None:
+    """The record in a run's folder, if it came to its end."""
+    path = directory / NAME
+    try:
+        return records.parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def now() -> str:
+    """The time, in UTC and to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

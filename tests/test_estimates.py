@@ -1,0 +1,83 @@
+"""How long what is left of the experiments will take."""
+
+import pytest
+from test_experiments import key, plan, record_of, run_of
+
+from mssar.lab.run import Run, usual_recipe
+
+
+def left(recorded, *, network="resnet20", dataset="cifar10", recalibration="none"):
+    """Seconds of one cell's single run, by records that are not its own."""
+    (found,) = (
+        s.seconds_left
+        for s in plan("table3", recorded, nets=[network], datasets=[dataset], seeds=1).cells
+        if s.cell.row.recalibration == recalibration and not s.cell.additional
+    )
+    return found
+
+
+def test_without_a_record_of_the_hardware_the_time_is_unknown():
+    assert plan("table3").seconds_left is None
+    assert left([record_of(run_of(seed=5), hardware="another device")]) is None
+
+
+def test_records_of_the_same_thing_give_the_median_of_their_times():
+    others = [record_of(run_of(seed=s), seconds=t) for s, t in ((5, 100), (6, 300), (7, 900))]
+    assert left(others) == pytest.approx(300)
+    # Also from one data set to another of the same size, and not from another network.
+    dear = record_of(run_of("resnet56"), seconds=1e6, macs=125_700_000)
+    assert left([*others, dear], dataset="cifar100") == pytest.approx(300)
+
+
+def test_a_run_among_others_costs_its_share():
+    four = record_of(run_of(seed=5), seconds=1200, together=4)
+    assert left([four]) == pytest.approx(300)
+
+
+def test_a_shorter_run_is_scaled_by_its_images():
+    short = Run("resnet20", dataset="cifar10", recipe=usual_recipe("resnet20", "cifar10"), seed=9)
+    whole = record_of(short, seconds=320)
+    half = record_of(short, seconds=320, epochs=whole.epochs[:80])
+    assert left([half]) == pytest.approx(640)
+    few = record_of(short, seconds=320, data={"train": 5_000, "classes": 10})
+    assert left([few]) == pytest.approx(3200)
+
+
+def test_the_same_network_with_another_recalibration_is_the_next_best():
+    plain = record_of(run_of(seed=5), seconds=400)
+    dear = record_of(run_of("resnet56"), seconds=9e6, macs=125_700_000)
+    assert left([plain, dear], recalibration="mssar") == pytest.approx(400)
+
+
+def test_another_network_is_scaled_by_multiply_adds_and_images():
+    small = record_of(run_of("resnet20", seed=5), seconds=408, macs=40_800_000)
+    assert left([small], network="resnet56") == pytest.approx(408 * 125.7 / 40.8)
+    longer = 408 * 252.5 / 40.8 * 300 / 160
+    assert left([small], network="densenet100") == pytest.approx(longer)
+    photographs = plan("ilsvrc", [small], nets=["resnet18"], seeds=1)
+    runs = 3 * 408 * 1810 / 40.8 * 1_281_167 / 50_000 * 100 / 160
+    assert photographs.seconds_left == pytest.approx(runs)
+
+
+def test_small_images_tell_a_networks_time_by_multiply_adds_only():
+    # As many multiply-adds an image at 32×32 as a 49th of those at 224×224.
+    tiny = record_of(run_of("resnet18", dataset="cifar10"), seconds=160, macs=1_810_000_000 // 49)
+    found = plan("ilsvrc", [tiny], nets=["resnet18"], seeds=1).cells[0].seconds_left
+    assert found == pytest.approx(160 * 49 * 1_281_167 / 50_000 * 100 / 160, rel=1e-6)
+
+
+def test_what_is_left_adds_up_with_shared_runs_once():
+    done = [record_of(run_of(seed=5), seconds=400)]
+    both = plan(["table3", "strategy"], done, nets=["resnet20"], datasets=["cifar100"], seeds=2)
+    assert [key(run)[1:] for run in both.missing if run.seed == 0] == [
+        ("none", "cifar100", (), 0),
+        ("mssar", "cifar100", (), 0),
+        ("mssar", "cifar100", ("strategy=sliding",), 0),
+        ("mssar", "cifar100", ("reduction=3",), 0),
+    ]
+    assert both.seconds_left == pytest.approx(8 * 400)
+    assert sum(s.seconds_left for s in both.cells) == pytest.approx(10 * 400)
+
+
+def test_a_record_without_the_number_of_images_tells_no_time():
+    assert left([record_of(run_of(seed=5), data={"classes": 10})]) is None
