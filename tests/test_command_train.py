@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from lab import arrays, learnt
+from test_cli import fail
 from typer.testing import CliRunner, Result
 
 from mssar.lab import cli, data, records
@@ -48,18 +49,6 @@ def run(*words: str) -> Result:
     result = invoke(*words)
     assert result.exit_code == 0, result.output + repr(result.exception)
     return result
-
-
-def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """The one line that a mistake is answered with."""
-    monkeypatch.setattr(sys, "argv", ["mssar", *words])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    said = capsys.readouterr()
-    assert stop.value.code == 2
-    (line,) = said.err.splitlines()
-    assert line.startswith("mssar: ")
-    return line
 
 
 def made() -> list[records.Record]:

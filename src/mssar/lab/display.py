@@ -46,7 +46,7 @@ def watching(names: int = 1) -> Iterator[Observer]:
         yield board
 
 
-class Lines:
+class Lines(Observer):
     """A line an epoch, and one now and then within a long one."""
 
     def __init__(self, console: Console, *, several: bool = True) -> None:
@@ -111,7 +111,7 @@ class _Row:
 
 
 @dataclass
-class Board:
+class Board(Observer):
     """One row a run, kept up to date; what is said stands above it."""
 
     console: Console
@@ -160,19 +160,12 @@ class Board:
         self.console.print(message, markup=False, highlight=False)
 
 
-class Silence:
+class Silence(Observer):
     """For the processes that do not lead."""
-
-    def began(self, run: Run, epoch: int, directory: Path) -> None: ...
-    def moved(self, run: Run, moment: Moment) -> None: ...
-    def passed(self, run: Run, epoch: Epoch, left: float) -> None: ...
-    def ended(self, run: Run, record: Record) -> None: ...
-    def failed(self, run: Run, reason: str) -> None: ...
-    def said(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True)
-class Both:
+class Both(Observer):
     """Two observers as one."""
 
     first: Observer

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mssar.lab.engine.observer import Moment
+from mssar.lab.engine.observer import Observer
 from mssar.lab.records import Epoch, Record
 from mssar.lab.run import Run
 
 
-class Events:
+class Events(Observer):
     """An observer that writes every epoch's losses and errors, by epoch."""
 
     def __init__(self) -> None:
@@ -26,8 +26,6 @@ class Events:
     def began(self, run: Run, epoch: int, directory: Path) -> None:
         # What an earlier, interrupted part wrote beyond this epoch is not shown twice.
         self._writers[run] = self._open_writer(str(directory), purge_step=epoch + 1)
-
-    def moved(self, run: Run, moment: Moment) -> None: ...
 
     def passed(self, run: Run, epoch: Epoch, left: float) -> None:  # noqa: ARG002
         writer = self._writers[run]
@@ -48,8 +46,6 @@ class Events:
 
     def failed(self, run: Run, reason: str) -> None:  # noqa: ARG002
         self._writers.pop(run).close()
-
-    def said(self, message: str) -> None: ...
 
     def close(self) -> None:
         for writer in self._writers.values():

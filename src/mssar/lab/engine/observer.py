@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from mssar.lab.records import Epoch, Record
 from mssar.lab.run import Run
@@ -23,8 +22,8 @@ class Moment:
     left: float  # seconds, estimated
 
 
-class Observer(Protocol):
-    """Who wants to know how runs get on."""
+class Observer:
+    """Who wants to know how runs get on. What a subclass leaves out it does not want to know."""
 
     def began(self, run: Run, epoch: int, directory: Path) -> None: ...
     def moved(self, run: Run, moment: Moment) -> None: ...
