@@ -35,11 +35,11 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def watching(names: int = 1) -> Iterator[Observer]:
+def watching() -> Iterator[Observer]:
     """The observer that fits standard error: a table that moves, or lines."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines(Console(stderr=True, width=200, highlight=False), several=names > 1)
+        yield Lines(Console(stderr=True, width=200, highlight=False))
         return
     board = Board(console)
     with Live(get_renderable=board.table, console=console, refresh_per_second=4):
@@ -49,8 +49,8 @@ def watching(names: int = 1) -> Iterator[Observer]:
 class Lines(Observer):
     """A line an epoch, and one now and then within a long one."""
 
-    def __init__(self, console: Console, *, several: bool = True) -> None:
-        self.console, self.several = console, several
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self._spoke: dict[Run, float] = {}
         self._speed: dict[Run, float] = {}
 

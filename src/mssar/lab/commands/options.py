@@ -176,7 +176,7 @@ def carry_out(
     for name in dict.fromkeys(run.dataset for run in runs):
         load(name)  # what is missing is said before anything begins
     records.read(record_in)  # and so is a file that records cannot be added to
-    with joined(how.device) as world, _observing(world, tensorboard, len(runs)) as observer:
+    with joined(how.device) as world, _observing(world, tensorboard) as observer:
         at_once = width or (4 if how.device.type == "cuda" else 1)
         return train(
             runs,
@@ -192,7 +192,7 @@ def carry_out(
 
 
 @contextmanager
-def _observing(world: World, tensorboard: bool, runs: int) -> Iterator[Observer]:
+def _observing(world: World, tensorboard: bool) -> Iterator[Observer]:
     if not world.leads:
         yield Silence()
         return
@@ -202,7 +202,7 @@ def _observing(world: World, tensorboard: bool, runs: int) -> Iterator[Observer]
 
         events = Events()
     try:
-        with watching(runs) as shown:
+        with watching() as shown:
             yield Both(shown, events) if events else shown
     finally:
         if events:
