@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from mssar.lab import records
 from mssar.lab.data import Data
 from mssar.lab.engine.execution import Execution, settings
@@ -122,6 +124,8 @@ class _Fleet:
     outcome: Outcome = field(default_factory=Outcome)
     resident: dict[object, Resident] = field(default_factory=dict)
     begun: set[Training] = field(default_factory=set)  # that had a turn
+    # Streams that are free again. Memory is kept by stream: the next run finds the last one's.
+    lanes: list[torch.cuda.Stream | None] = field(default_factory=list)
 
     def work(self, waiting: deque[Run]) -> None:
         together = min(self.width, len(waiting))
@@ -141,6 +145,7 @@ class _Fleet:
                     if not going:
                         sailing.remove((training, work))
                         self.begun.discard(training)
+                        self.lanes.append(training.lane)
                         training.close()
         except ValueError:  # of one run that cannot begin: the others lose nothing
             self._save(sailing)
@@ -180,6 +185,7 @@ class _Fleet:
             world=self.world,
             resident=self.resident,
             company=together,
+            lane=self.lanes.pop() if self.lanes else None,
         )
 
     def _turn(self, training: Training, work: Iterator[None]) -> bool:

@@ -51,10 +51,11 @@ class Training:
         world: World | None = None,
         resident: dict[object, Resident] | None = None,
         company: int = 1,
+        lane: torch.cuda.Stream | None = None,
     ) -> None:
         self.run, self.data, self.execution, self.directory = run, data, execution, directory
         self.observer, self.world, self.company = observer, world or World(), company
-        self.stream = _stream(execution)
+        self.lane = lane or own_lane(execution)
         self._clock = time.monotonic()
         self._asked: tuple[torch.cuda.Event, Tensor, int] | None = None
         self._resident = {} if resident is None else resident
@@ -97,6 +98,11 @@ class Training:
 
     def _unreadable(self, path: Path, reason: str) -> None:
         self.observer.said(f"{path} cannot be read and is left out: {reason}")
+
+    @property
+    def stream(self) -> AbstractContextManager[object]:
+        """Within it, what is done on a GPU is done on the run's own stream, beside others."""
+        return torch.cuda.stream(self.lane) if self.lane else nullcontext()
 
     # --- going on ---
 
@@ -315,8 +321,6 @@ def _differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, ob
         yield path, a, b
 
 
-def _stream(execution: Execution) -> AbstractContextManager[object]:
-    """A stream of the run's own, so that others run beside it."""
-    if execution.device.type != "cuda":
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(execution.device))
+def own_lane(execution: Execution) -> torch.cuda.Stream | None:
+    """A stream for one run at a time; a CPU has none."""
+    return torch.cuda.Stream(execution.device) if execution.device.type == "cuda" else None
