@@ -51,7 +51,7 @@ def test_a_seed_is_one_data_set() -> None:
 
 
 def test_the_generator_has_not_changed() -> None:
-    expected = "sha256:5eaffd70a4bbc20d9c66ba488bb5c24a939cdc653176b043615ea24e763d47e8"
+    expected = "sha256:96bf6a0d8f5ec680efa455c266cb8464b74a80d909c1bfcd3c5c3cb2b8345a93"
     assert load(0, train=40, test=20).checksum == expected
 
 

@@ -103,7 +103,7 @@ ILSVRC2012 = Recipe(
 )
 # Short enough for a CPU; where things are decides the class, so nothing is mirrored.
 DEMO = Recipe(
-    "demo", epochs=8, batch=128, lr=0.1, drops=(5, 7), augmentation=Crops(padding=2, mirror=0.0)
+    "demo", epochs=8, batch=64, lr=0.1, drops=(5, 7), augmentation=Crops(padding=2, mirror=0.0)
 )
 
 RECIPES = {recipe.name: recipe for recipe in (CIFAR_RESNET, CIFAR_DENSENET, ILSVRC2012, DEMO)}
