@@ -104,6 +104,29 @@ def test_what_is_there_is_neither_trained_again_nor_thrown_away_unasked(capsys, 
     assert first.epochs[-1].test_loss == second.epochs[-1].test_loss
 
 
+def test_a_restart_that_cannot_begin_throws_nothing_away(capsys, monkeypatch):
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT)
+    run(*words)
+    (folder,) = Path("runs").glob("cifar10-*")
+    before = learnt(folder)
+    capsys.readouterr()
+    fail(capsys, monkeypatch, *words, "--restart", "--data-dir", "nowhere")
+    assert learnt(folder).keys() == before.keys()
+    assert len(made()) == 1
+
+
+def test_a_run_goes_on_in_its_own_precision(capsys, monkeypatch):
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT)
+    run(*words)
+    (folder,) = Path("runs").glob("cifar10-*")
+    (folder / "record.json").unlink()
+    (folder / "epoch-0002.safetensors").unlink()
+    capsys.readouterr()
+    line = fail(capsys, monkeypatch, *words, "--resume", "--precision", "bf16")
+    assert "is trained in fp32, not in bf16: --precision fp32 goes on" in line
+    run(*words, "--resume")
+
+
 def test_shorter_training_drops_at_the_same_shares():
     run("train", "resnet8", "--dataset", "cifar10", "--epochs", "4", "--batch", "16")
     assert made()[0].run["recipe"]["drops"] == [2, 3]  # of 4, as 80 and 120 of 160

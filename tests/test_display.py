@@ -10,7 +10,9 @@ from test_records import record as made
 
 from mssar.lab.display import Board, Both, Lines, Silence, duration, results, watching
 from mssar.lab.engine.observer import Moment
+from mssar.lab.recipes import CIFAR_DENSENET
 from mssar.lab.records import Epoch
+from mssar.lab.run import Run
 
 RUN = tiny(3, "mssar", epochs=40)
 EPOCH = Epoch(7, 0.1, 1.2345, 43.21, 1.5, 45.67, 1.0, 2.0)
@@ -98,7 +100,24 @@ def test_the_board_has_a_row_a_run_that_keeps_up():
     _, _, mine, its = shown(board)
     assert mine.endswith("done in 5s")
     assert its.endswith("stopped")
-    assert said(console) == "the loss is nan\n"
+    assert said(console) == ""  # the command says why, at its end
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_nothing_is_cut_off(width):
+    console = plain(width)
+    board = Board(console)
+    long = Run("densenet100", "mssar", {"scales": (1, 2)}, "cifar100", CIFAR_DENSENET)
+    for run in (RUN, long):
+        board.began(run, 0, Path("a"))
+        board.passed(run, EPOCH, 60.0)
+        board.moved(run, MOMENT)
+    console.print(board.table())
+    console.print(results([made(run=RUN.as_dict()), made(run=long.as_dict())], width))
+    assert "…" not in said(console)
+    assert said(console).count("45.67%") == 2
+    assert said(console).count("40.00%") == 2
+    assert max(len(line.rstrip()) for line in said(console).splitlines()) <= width
 
 
 def test_without_a_terminal_there_are_lines():

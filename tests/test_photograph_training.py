@@ -42,7 +42,8 @@ def test_bright_and_dark_are_told_apart_and_the_record_says_of_what(tree, tmp_pa
     data, log = open_folder(tree), Log()
     (record,) = train([RUN], lambda _: data, CPU, tmp_path / "runs", log).records
     assert record.error == 0
-    assert record.data == {"checksum": data.checksum, "classes": 2, "train": 19, "test": 7}
+    counts = {"classes": 2, "train": 19, "test": 7, "unreadable": 0}
+    assert record.data == {"checksum": data.checksum, **counts}
     assert record.run["recipe"]["augmentation"]["kind"] == "photographs"
     assert record.macs == mssar.cost(RUN.build(2), (3, 16, 16)).macs
     score = evaluate(trained(tmp_path / "runs" / RUN.name), data, CPU)
@@ -70,7 +71,8 @@ def test_a_file_that_cannot_be_read_is_named_once_and_left_out(tree, tmp_path):
     data, log = open_folder(tree), Log()
     lenient = replace(CPU, unreadable=0.2)
     outcome = train([RUN], lambda _: data, lenient, tmp_path / "runs", log)
-    assert len(outcome.records) == 1
+    (record,) = outcome.records
+    assert record.data["unreadable"] == 1
     (named,) = [message for message in log.messages if "cannot be read" in message]
     assert "train/dark/0.png" in named
     losses = learnt(tmp_path / "runs" / RUN.name)["losses"]

@@ -108,7 +108,7 @@ def test_another_augmentation_and_its_own_fields_can_be_given_together():
         (CIFAR_RESNET, {"factor": 2.0}, "factor is between 0 and 1; got 2.0"),
         (CIFAR_RESNET, {"momentum": 1.0}, "momentum is between 0 and 1; got 1.0"),
         (CIFAR_RESNET, {"momentum": -0.1}, "momentum is between 0 and 1; got -0.1"),
-        (CIFAR_RESNET, {"momentum": 0.0}, "needs momentum above 0; or pass nesterov=False"),
+        (CIFAR_RESNET, {"momentum": 0.0}, "needs momentum above 0, or to be switched off"),
         (CIFAR_RESNET, {"weight_decay": -1e-4}, "weight_decay is 0 or more; got -0.0001"),
         (CIFAR_RESNET, {"weight_decay": float("inf")}, "weight_decay is 0 or more; got inf"),
         (CIFAR_RESNET, {"padding": -1}, "padding is a number of pixels, 0 or more; got -1"),

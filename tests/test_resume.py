@@ -327,7 +327,7 @@ def test_what_was_just_saved_is_never_let_go(tmp_path):
     """Even where later checkpoints lie about that cannot be read."""
     for epoch in (3, 4):
         (tmp_path / f"epoch-{epoch:04}.safetensors").write_bytes(b"spoilt")
-    progress = checkpoint.Progress(RUN.as_dict(), "sha256:0", "a", "now", epoch=1)
+    progress = checkpoint.Progress(RUN.as_dict(), "sha256:0", "fp32", "a", "now", epoch=1)
     path = checkpoint.save(tmp_path, progress, {"x": torch.arange(3)})
     assert path.exists()
     found, tensors = checkpoint.newest(tmp_path, lambda _: None)

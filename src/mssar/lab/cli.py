@@ -56,7 +56,8 @@ def main() -> None:
         status = app(prog_name="mssar", standalone_mode=False)
     except OSError as trouble:  # a full disk, a folder that may not be written
         where = f": {trouble.filename}" if trouble.filename else ""
-        kept = "; what was finished is kept" if trouble.errno == errno.ENOSPC else ""
+        full = trouble.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        kept = "; what was saved before is kept" if full else ""
         print(f"mssar: {trouble.strerror or trouble}{where}{kept}", file=sys.stderr)
         sys.exit(1)
     except torch.OutOfMemoryError as trouble:
@@ -70,6 +71,8 @@ def main() -> None:
         usage = getattr(mistake, "format_message", None)  # of the parser's own exceptions
         if usage is None and not isinstance(mistake, ValueError):
             raise
-        print(f"mssar: {usage() if usage else mistake}", file=sys.stderr)
+        said = usage() if usage else str(mistake)
+        if said:  # a verb that lacks its own has shown its help
+            print(f"mssar: {said}", file=sys.stderr)
         sys.exit(2)
     sys.exit(status)

@@ -17,9 +17,10 @@ from rich.text import Text
 
 from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.records import Epoch, Record
-from mssar.lab.run import Run
+from mssar.lab.run import Run, run_from_dict
 
 HEARTBEAT = 30.0  # seconds between plain lines within an epoch
+WIDE = 110  # columns, from which on there is room for everything
 
 
 def duration(seconds: float) -> str:
@@ -91,8 +92,8 @@ class Lines(Observer):
     def ended(self, run: Run, record: Record) -> None:
         self._say(run, f"finished: {record.error:.2f}% error in {duration(record.seconds)}")
 
-    def failed(self, run: Run, reason: str) -> None:  # noqa: ARG002, the reason names it
-        self._print(f"stopped: {reason}")
+    def failed(self, run: Run, reason: str) -> None:  # noqa: ARG002, said at the end
+        self._say(run, "stopped: it cannot go on")
 
     def said(self, message: str) -> None:
         self._print(message)
@@ -118,16 +119,18 @@ class Board(Observer):
     rows: dict[Run, _Row] = field(default_factory=dict)
 
     def table(self) -> Table:
-        table = Table(box=box.SIMPLE_HEAD)
-        for heading in ("run", "epoch", ""):
-            table.add_column(heading)
-        for heading in ("loss", "test error", "images/s", "left"):
-            table.add_column(heading, justify="right", min_width=8)
+        wide = self.console.width >= WIDE
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+        table.add_column("run")  # names are wrapped where there is too little room, not numbers
+        for heading in ("epoch", *([""] if wide else [])):
+            table.add_column(heading, no_wrap=True)
+        for heading in ("loss", "error", "images/s", "left"):
+            table.add_column(heading, justify="right", no_wrap=True)
         for row in self.rows.values():
             table.add_row(
                 Text(_name(row.run)),
                 f"{row.epoch}/{row.run.recipe.epochs}",
-                ProgressBar(total=1.0, completed=row.share, width=20),
+                *([ProgressBar(total=1.0, completed=row.share, width=20)] if wide else []),
                 "" if row.loss is None else f"{row.loss:.4f}",
                 "" if row.error is None else f"{row.error:.2f}%",
                 "" if row.speed is None else f"{row.speed:,.0f}",
@@ -152,9 +155,8 @@ class Board(Observer):
     def ended(self, run: Run, record: Record) -> None:
         self.rows[run].state = f"done in {duration(record.seconds)}"
 
-    def failed(self, run: Run, reason: str) -> None:
+    def failed(self, run: Run, reason: str) -> None:  # noqa: ARG002, said at the end
         self.rows[run].state = "stopped"
-        self.said(reason)
 
     def said(self, message: str) -> None:
         self.console.print(message, markup=False, highlight=False)
@@ -196,25 +198,25 @@ class Both(Observer):
         self.second.said(message)
 
 
-def results(records: Sequence[Record]) -> Table:
+def results(records: Sequence[Record], width: int = WIDE) -> Table:
     """Finished runs, beside the network without recalibration where that was trained too."""
-    table = Table("network", "", "data", "seed", box=box.SIMPLE_HEAD)
-    for heading in ("error", "to none", "top-5", "parameters", "multiply-adds", "time"):
-        table.add_column(heading, justify="right")
+    counts = ("parameters", "multiply-adds") if width >= WIDE else ()
+    table = Table("network", "", "data", box=box.SIMPLE_HEAD)
+    for heading in ("seed", "error", "to none", "top-5", *counts, "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
     plain = {_beside(r): r.error for r in records if r.run["recalibration"] == "none"}
     for record in records:
         run = record.run
         base = plain.get(_beside(record)) if run["recalibration"] != "none" else None
         table.add_row(
             run["network"],
-            run["recalibration"],
+            " ".join((run["recalibration"], *run_from_dict(run).particulars)),
             run["dataset"],
             str(run["seed"]),
             f"{record.error:.2f}%",
             "" if base is None else f"{record.error - base:+.2f}",
             f"{record.error5:.2f}%",
-            f"{record.params:,}",
-            f"{record.macs:,}",
+            *([f"{record.params:,}", f"{record.macs:,}"] if counts else []),
             duration(record.seconds),
         )
     return table

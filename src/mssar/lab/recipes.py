@@ -81,7 +81,7 @@ class Recipe:
         _require(0 <= self.momentum < 1, "momentum is between 0 and 1", self.momentum)
         _require(0 <= self.weight_decay < math.inf, "weight_decay is 0 or more", self.weight_decay)
         if self.nesterov and not self.momentum:
-            raise ValueError("Nesterov's momentum needs momentum above 0; or pass nesterov=False")
+            raise ValueError("Nesterov's momentum needs momentum above 0, or to be switched off")
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0."""

@@ -72,6 +72,11 @@ _RUN = {
     "recipe": dict,
     "seed": int,
 }
+_INNER: dict[str, dict[str, type]] = {
+    "data": {"checksum": str, "classes": int, "train": int, "test": int},
+    "execution": {"together": int},
+    "environment": {"hardware": str},
+}
 
 
 def parse(line: str) -> Record:
@@ -93,6 +98,11 @@ def parse(line: str) -> Record:
         value = found["run"].get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"run.{name}: expected {kind.__name__}")
+    for within, named in _INNER.items():
+        for name, kind in named.items():
+            value = found[within].get(name)
+            if type(value) is not kind or (isinstance(value, int) and value < 1):
+                raise ValueError(f"{within}.{name}: expected {kind.__name__}; got {value!r:.60}")
     for number, epoch in enumerate(found["epochs"], 1):
         if not isinstance(epoch, dict):
             raise ValueError(f"epochs: number {number} is no object")
@@ -116,6 +126,8 @@ def _check_errors(record: Record) -> None:
     for error in errors:
         if not 0 <= error <= 100:
             raise ValueError(f"an error is in per cent, 0 to 100; got {error!r:.60}")
+    if record.seconds < 0 or any(epoch.seconds < 0 for epoch in record.epochs):
+        raise ValueError("seconds: below 0")
     if record.error != record.epochs[-1].test_error:
         raise ValueError("error: not that of the last epoch")
     if len(record.class_errors) != record.data.get("classes"):

@@ -52,7 +52,7 @@ class Run:
     def build(self, num_classes: int) -> Classifier:
         """The network, initialised by the seed alone and leaving the global generator be."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+            torch.default_generator.manual_seed(self.seed)  # not those of GPUs
             return create_model(self.network, self.recalibration, num_classes, **self.options)
 
     @property
@@ -64,7 +64,7 @@ class Run:
     def particulars(self) -> list[str]:
         """The options that differ from the network's defaults."""
         usual = _settled(self.network, self.recalibration, {})
-        return [f"{k}={_text(v)}" for k, v in self.options.items() if v != usual[k]]
+        return [f"{k}={text_of(v)}" for k, v in self.options.items() if v != usual[k]]
 
     @property
     def name(self) -> str:
@@ -131,5 +131,5 @@ def _settled(network: str, recalibration: str, options: Mapping[str, Any]) -> di
     return {name: _DEFAULTS[name] for name in taken} | usual | given
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -10,7 +10,6 @@ import typer
 
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
-from mssar.lab.commands.train import settle
 from mssar.lab.display import results
 from mssar.lab.recipes import DEMO
 from mssar.lab.records import Record
@@ -43,7 +42,6 @@ def demo(
         for seed in range(seeds)
         for kind in RECALIBRATIONS
     ]
-    settle(asked, runs, resume=not restart, restart=restart)
     outcome = opt.carry_out(
         asked,
         opt.execution(device),
@@ -51,10 +49,11 @@ def demo(
         budget=opt.seconds(time_budget),
         tensorboard=tensorboard,
         record_in=runs / "records.jsonl",
+        anew=restart,
     )
     if outcome.records:
         out = console()
-        out.print(results(outcome.records))
+        out.print(results(outcome.records, out.width))
         out.print(_honestly(outcome.records, seeds), highlight=False, soft_wrap=True)
         out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
     opt.leave(outcome, "the same command")

@@ -27,6 +27,7 @@ def evaluate(
     precision: opt.Precision = None,
     workers: opt.Workers = None,
     decode: opt.Decode = "auto",
+    unreadable: opt.Unreadable = 0.01,
 ) -> None:
     """Test a run's network again: top-1 and top-5 error of its last checkpoint.
 
@@ -37,7 +38,7 @@ def evaluate(
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
     chosen = engine.trained(run, lambda line: typer.echo(line, err=True))
     found = data.load(chosen.run.dataset, data_dir)
-    how = opt.execution(device, precision, workers=workers, decode=decode)
+    how = opt.execution(device, precision, workers=workers, decode=decode, unreadable=unreadable)
     score = engine.evaluate(chosen, found, how, lambda line: typer.echo(line, err=True))
     record = finished(run) if run.is_dir() else None
     if record and record.data["checksum"] != found.checksum:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,9 @@ from mssar.lab import data, records
 from mssar.lab.data import Data
 from mssar.lab.display import Both, Silence, watching
 from mssar.lab.engine.execution import Execution, choose_device
-from mssar.lab.engine.fleet import Outcome, train
+from mssar.lab.engine.fleet import Outcome, into, train
 from mssar.lab.engine.observer import Observer
-from mssar.lab.engine.world import World, joined, launched
+from mssar.lab.engine.world import World, joined, launched, leads
 from mssar.lab.run import Run
 
 LEFT_OVER = 75  # exit status: stopped in time, run again to go on
@@ -96,8 +97,11 @@ def execution(
     unreadable: float = 0.01,
 ) -> Execution:
     """How to compute, from what was asked for."""
-    if launched() and device == "auto" and torch.cuda.is_available():
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    if launched() and torch.cuda.is_available():
+        if device.startswith("cuda:"):
+            raise ValueError(f"each process takes a GPU of its own: --device cuda, not {device}")
+        if device in ("auto", "cuda"):
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     where = choose_device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
@@ -129,12 +133,12 @@ def seconds(text: str | None) -> float | None:
     return float(total)
 
 
-def integers(name: str, text: str) -> tuple[int, ...]:
+def integers(name: str, text: str, example: str = "1,2,4") -> tuple[int, ...]:
     """Whole numbers with commas between them; an empty text has none."""
     try:
         return tuple(int(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:
-        raise ValueError(f"--{name} takes whole numbers, as in 1,2,4; got {text!r}") from None
+        raise ValueError(f"--{name} takes whole numbers, as in {example}; got {text!r}") from None
 
 
 def pair(name: str, text: str) -> tuple[float, float]:
@@ -168,8 +172,10 @@ def carry_out(
     budget: float | None = None,
     tensorboard: bool = False,
     record_in: Path,
+    anew: bool = False,
 ) -> Outcome:
     """Train runs before the user's eyes, alone or with the processes that torchrun started."""
+    begun = time.monotonic()
     load = loader(data_dir)
     for run in runs:
         run.check()
@@ -185,9 +191,10 @@ def carry_out(
             folder,
             observer,
             width=at_once if world.size == 1 else 1,
-            budget=budget,
+            budget=None if budget is None else budget - (time.monotonic() - begun),
             world=world,
-            record=lambda record: records.append(record_in, record),
+            record=into(record_in),
+            anew=anew,
         )
 
 
@@ -213,7 +220,7 @@ def leave(outcome: Outcome, again: str) -> None:
     """Say what is not done, and exit with the status that fits."""
     for reason in outcome.failures:
         typer.echo(f"mssar: {reason}", err=True)
-    if outcome.left:
+    if outcome.left and leads():
         runs = f"{len(outcome.left)} run{'s' * (len(outcome.left) > 1)}"
         why = "stopped by a signal" if outcome.signal else "the time budget is used up"
         typer.echo(f"mssar: {why}; {runs} saved or waiting; {again} goes on", err=True)

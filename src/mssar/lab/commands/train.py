@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -13,7 +12,7 @@ from rich.console import Console
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
 from mssar.lab.display import results
-from mssar.lab.engine.checkpoint import checkpoints, held
+from mssar.lab.engine.checkpoint import checkpoints
 from mssar.lab.engine.result import finished
 from mssar.lab.engine.world import leads
 from mssar.lab.recipes import RECIPES, Recipe, varied
@@ -93,7 +92,7 @@ def train(
         "epochs": epochs,
         "batch": batch,
         "lr": lr,
-        "drops": None if drops is None else opt.integers("drops", drops),
+        "drops": None if drops is None else opt.integers("drops", drops, "80,120"),
         "factor": factor,
         "momentum": momentum,
         "nesterov": nesterov,
@@ -118,7 +117,7 @@ def train(
         recalibration.split(","),
         {k: v for k, v in given.items() if v is not None},
         dataset,
-        opt.integers("seed", seed),
+        opt.integers("seed", seed, "0,1,2"),
         recipe,
         {k: v for k, v in changes.items() if v is not None},
     )
@@ -127,7 +126,7 @@ def train(
     )
     budget = opt.seconds(time_budget)
     if leads():
-        settle(asked, runs, resume, restart)
+        _ask(asked, runs, resume, restart)
     outcome = opt.carry_out(
         asked,
         how,
@@ -137,6 +136,7 @@ def train(
         budget=budget,
         tensorboard=tensorboard,
         record_in=runs / "records.jsonl",
+        anew=restart,
     )
     if outcome.records:
         _show(console(), outcome.records, runs)
@@ -144,7 +144,7 @@ def train(
 
 
 def _show(out: Console, records: list[Any], runs: Path) -> None:
-    out.print(results(records))
+    out.print(results(records, out.width))
     out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
 
 
@@ -188,18 +188,14 @@ def _taken(net: str, kind: str) -> set[str]:
     return {*OPTIONS.get(kind, ()), *(["stage"] if staged else [])}
 
 
-def settle(asked: list[Run], folder: Path, resume: bool, restart: bool) -> None:
+def _ask(asked: list[Run], folder: Path, resume: bool, restart: bool) -> None:
     """What is there already is gone on with or thrown away, but only if that was said."""
     if resume and restart:
         raise ValueError("--resume goes on and --restart throws away; say one of them")
     for run in asked:
         directory = folder / run.name
-        if not checkpoints(directory) and finished(directory) is None:
-            continue
-        if restart:
-            with held(directory):
-                shutil.rmtree(directory)
-        elif not resume:
+        there = checkpoints(directory) or finished(directory)
+        if there and not (resume or restart):
             raise ValueError(
                 f"{directory} holds this run already; --resume goes on, --restart begins anew"
             )

@@ -7,11 +7,9 @@ from typing import TypeAlias
 
 from mssar.lab.data import arrangements, cifar, places
 from mssar.lab.data.dataset import Arrays
-from mssar.lab.data.imagefolder import Folder, open_folder
+from mssar.lab.data.imagefolder import ILSVRC2012, Folder, open_folder
 
 Data: TypeAlias = Arrays | Folder
-
-ILSVRC2012 = (1000, 1_281_167, 50_000)  # classes, training and validation images
 
 DATASETS = ("arrangements", "cifar10", "cifar100", "imagefolder", "ilsvrc2012")
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -169,6 +170,12 @@ def batches(
     return _batches(reader, orders, device, workers, tally)
 
 
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all epochs: there are few, and others train on theirs."""
+    return torch.cuda.Stream(device)
+
+
 def _batches(
     reader: _Reader, orders: Sequence[Tensor], device: torch.device, workers: int, tally: Tally
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -192,7 +199,7 @@ def _batches(
     # A stream of its own: copies and transforms run beside training. torchvision's decoder writes
     # into new memory from yet another stream, without waiting for who used that memory before; in
     # this one's pool that is only we ourselves.
-    stream = torch.cuda.Stream(device) if on_cuda else None
+    stream = _stream(device) if on_cuda else None
     try:
         for order in orders:
             with torch.cuda.stream(stream) if stream else nullcontext():

@@ -47,9 +47,13 @@ def members(archive: Path, wanted: Collection[str], limit: int) -> Iterator[tupl
             while stream.read(1 << 20):  # to the end, where gzip's own checksum is
                 pass
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{archive} is truncated or damaged ({error}); fetch it again") from error
+        raise ValueError(
+            f"{archive} is truncated or damaged ({error}); remove it and fetch it again"
+        ) from error
     if missing:
-        raise ValueError(f"{archive} has no {', '.join(sorted(missing))}; fetch it again")
+        raise ValueError(
+            f"{archive} has no {', '.join(sorted(missing))}; remove it and fetch it again"
+        )
 
 
 def _refuse_unsafe(archive: Path, member: tarfile.TarInfo) -> None:
@@ -82,7 +86,9 @@ def batch(pickled: bytes, source: str) -> dict[str, Any]:
         raise ValueError(f"{source} is refused: {refused}; no such data file does") from refused
     except Exception as error:  # a damaged pickle can raise nearly anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{source} is truncated or damaged ({reason}); fetch it again") from error
+        raise ValueError(
+            f"{source} is truncated or damaged ({reason}); remove it and fetch it again"
+        ) from error
     if not isinstance(found, dict):
         raise ValueError(f"{source} holds a {type(found).__name__}, expected a dictionary")
     return {

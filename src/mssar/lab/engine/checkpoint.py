@@ -28,6 +28,7 @@ class Progress:
 
     run: dict[str, Any]
     data: str  # checksum
+    precision: str
     id: str
     started: str
     epoch: int = 0
@@ -36,6 +37,7 @@ class Progress:
     interruptions: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     class_errors: list[float] = field(default_factory=list)
+    makers: list[dict[str, str]] = field(default_factory=list)  # hardware and source, in turn
     schema: int = SCHEMA
 
 
@@ -62,6 +64,12 @@ def brought(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: found[name].clone() for name in tensors}
 
 
+def discard(directory: Path, *others: str) -> None:
+    """Throw away a run's checkpoints, and what else of it has such a name."""
+    for path in (*checkpoints(directory), *(p for name in others for p in directory.glob(name))):
+        path.unlink(missing_ok=True)
+
+
 def checkpoints(directory: Path) -> list[Path]:
     """A run's checkpoints, the newest last."""
     found = [(_NAME.fullmatch(path.name), path) for path in directory.glob("epoch-*.safetensors")]
@@ -78,7 +86,8 @@ def newest(
         try:
             return load(path)
         except ValueError as error:
-            warn(f"{error}; going back to the checkpoint before it")
+            if path != paths[0]:
+                warn(f"{error}; going back to the checkpoint before it")
     if paths:
         raise ValueError(f"no checkpoint in {directory} can be read; --restart begins anew")
     return None
@@ -106,8 +115,10 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:
+    except BaseException as trouble:
         part.unlink(missing_ok=True)
+        if isinstance(trouble, OSError) and trouble.filename is None:
+            trouble.filename = str(path)
         raise
     if os.name == "posix":  # the rename itself must survive a power cut
         folder = os.open(path.parent, os.O_RDONLY)

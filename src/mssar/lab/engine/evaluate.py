@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mssar.lab.engine.checkpoint import Progress, load, newest
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import ArraysFeed, Feed, FolderFeed, Resident
 from mssar.lab.engine.step import Examiner, Score
+from mssar.lab.engine.training import own_lane
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run, run_from_dict
 from mssar.networks.classifier import Classifier
@@ -63,17 +65,20 @@ def evaluate(
             f"{data.name} has {len(data.classes)}"
         )
     recipe, world, device = chosen.run.recipe, World(), execution.device
-    feed: Feed
-    if isinstance(data, Arrays):
-        feed = ArraysFeed(data, Resident(data, 0, device), recipe, 0, device, world)
-    else:
-        feed = FolderFeed(
-            data, recipe, 0, execution, world, lambda path, why: say(f"{path}: {why}")
-        )
-    model = chosen.model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    examiner = Examiner(model, feed, len(data.classes), execution, world)
-    with settings(execution):
-        for _ in examiner.run():
-            pass
-        feed.close()
-        return examiner.score()
+    lane = own_lane(execution)  # a graph is captured on any stream but the default one
+    with settings(execution), torch.cuda.stream(lane) if lane else nullcontext():
+        feed: Feed
+        if isinstance(data, Arrays):
+            feed = ArraysFeed(data, Resident(data, 0, device), recipe, 0, device, world)
+        else:
+            feed = FolderFeed(
+                data, recipe, 0, execution, world, lambda path, why: say(f"{path}: {why}")
+            )
+        model = chosen.model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        examiner = Examiner(model, feed, len(data.classes), execution, world)
+        try:
+            for _ in examiner.run():
+                pass
+            return examiner.score()
+        finally:
+            feed.close()

@@ -40,6 +40,10 @@ class Feed(Protocol):
     tests: list[int]  # of this process's batches in testing
     loads: bool  # whether batches must be brought in
 
+    @property
+    def unreadable(self) -> int:
+        """Files that could not be read so far."""
+
     def begin(self, epoch: int, step: int) -> None:
         """Prepare an epoch, from a step on."""
 
@@ -135,6 +139,7 @@ class ArraysFeed:
     """Data that live on the device; an epoch's crops are made there in one go."""
 
     loads = False
+    unreadable = 0
 
     def __init__(
         self,
@@ -222,7 +227,8 @@ class FolderFeed:
         self.tests = [len(part) for part in self.parts]
         self.source: Iterator[tuple[Tensor, Tensor]] | None = None
         self.left = 0
-        self.tally = Tally(report, execution.unreadable)  # for all epochs: a file is named once
+        # For all epochs: a file is named once.
+        self.tallies = [Tally(report, execution.unreadable) for _ in ("train", "test")]
 
     def begin(self, epoch: int, step: int) -> None:
         order = torch.randperm(len(self.data.train), generator=generator(self.seed, epoch))
@@ -251,6 +257,10 @@ class FolderFeed:
         size = self.tests[step]
         return self.normalise(self.images[:size].permute(0, 3, 1, 2)), self.labels[:size].clone()
 
+    @property
+    def unreadable(self) -> int:
+        return sum(len(tally.files) for tally in self.tallies)
+
     def close(self) -> None:
         closing, self.source = getattr(self.source, "close", None), None
         if closing:
@@ -270,5 +280,5 @@ class FolderFeed:
             device=self.execution.device,
             workers=self.execution.workers,
             decode=self.execution.decode,
-            tally=self.tally,
+            tally=self.tallies[not train],
         )

@@ -6,6 +6,7 @@ What a run computes does not depend on its company.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections import deque
@@ -29,6 +30,7 @@ from mssar.lab.records import Record
 from mssar.lab.run import Run
 
 RESERVE = 1.0  # seconds of a time budget kept for leaving
+IMPATIENCE = 0.5  # seconds after which a second interrupt is meant
 
 
 @dataclass
@@ -66,12 +68,19 @@ class Clock:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """The first SIGTERM or interrupt asks to stop; a second interrupt is not waited for."""
+        """The first SIGTERM or interrupt asks to stop; an impatient interrupt is obeyed at once.
+
+        Schedulers signal a process and its parent, which passes it on: others are not repeated
+        in impatience.
+        """
+        asked = math.inf
 
         def ask(number: int, _frame: FrameType | None) -> None:
-            if self.signal is not None:
+            nonlocal asked
+            if number == signal.SIGINT and time.monotonic() > asked + IMPATIENCE:
                 raise KeyboardInterrupt
-            self.signal = number
+            if self.signal is None:
+                self.signal, asked = number, time.monotonic()
 
         before = {}
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -95,15 +104,17 @@ def train(
     budget: float | None = None,
     world: World | None = None,
     record: Callable[[Record], None] = lambda _: None,
+    anew: bool = False,
 ) -> Outcome:
     """Train runs, ``width`` at a time, each in its own folder under ``folder``.
 
-    Runs that are finished there are not trained again; those that were begun go on. ``load``
-    gives a data set by its name; ``record`` is handed the record of every finished run.
+    Runs that are finished there are not trained again, and those that were begun go on, unless all
+    are to begin ``anew``. ``load`` gives a data set by its name; ``record`` is handed the record of
+    every finished run.
     """
     if width < 1:
         raise ValueError(f"the width of a fleet is 1 or more; got {width}")
-    fleet = _Fleet(load, execution, folder, observer, width, world or World(), record)
+    fleet = _Fleet(load, execution, folder, observer, width, world or World(), record, anew)
     fleet.clock = Clock(budget)
     with fleet.clock.listening(), settings(execution):
         fleet.work(deque(dict.fromkeys(runs)))
@@ -120,6 +131,7 @@ class _Fleet:
     width: int
     world: World
     record: Callable[[Record], None]
+    anew: bool
     clock: Clock = field(default_factory=lambda: Clock(None))
     outcome: Outcome = field(default_factory=Outcome)
     resident: dict[object, Resident] = field(default_factory=dict)
@@ -128,7 +140,6 @@ class _Fleet:
     lanes: list[torch.cuda.Stream | None] = field(default_factory=list)
 
     def work(self, waiting: deque[Run]) -> None:
-        together = min(self.width, len(waiting))
         sailing: list[tuple[Training, Iterator[None]]] = []
         try:
             while waiting or sailing:
@@ -136,12 +147,13 @@ class _Fleet:
                     self._save(sailing)
                     break
                 while waiting and len(sailing) < self.width:
-                    if begun := self._begin(waiting.popleft(), together):
+                    if begun := self._begin(waiting.popleft()):
                         sailing.append((begun, begun.work()))
                 for training, work in list(sailing):
                     with self.clock.turn(first=training not in self.begun):
                         going = self._turn(training, work)
                     self.begun.add(training)
+                    training.crowd.append(len(sailing))
                     if not going:
                         sailing.remove((training, work))
                         self.begun.discard(training)
@@ -168,9 +180,9 @@ class _Fleet:
                 sailing.remove((training, work))
                 training.close()
 
-    def _begin(self, run: Run, together: int) -> Training | None:
+    def _begin(self, run: Run) -> Training | None:
         directory = self.folder / run.name
-        done = finished(directory) if self.world.leads else None
+        done = finished(directory) if self.world.leads and not self.anew else None
         if self.world.any(done is not None, self.execution.device):
             if done:
                 self._done(done)
@@ -184,8 +196,8 @@ class _Fleet:
             self.observer,
             world=self.world,
             resident=self.resident,
-            company=together,
             lane=self.lanes.pop() if self.lanes else None,
+            anew=self.anew,
         )
 
     def _turn(self, training: Training, work: Iterator[None]) -> bool:

@@ -38,6 +38,11 @@ def code() -> dict[str, Any]:
     return found
 
 
+def maker(device: torch.device) -> dict[str, str]:
+    """The hardware and the source, in short: what a resumed run may have several of."""
+    return {"hardware": hardware(device), "source": code()["source"]}
+
+
 def _git(folder: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(

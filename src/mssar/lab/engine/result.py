@@ -44,7 +44,7 @@ def record(
             "test": len(data.test),
         },
         execution={**execution.as_dict(), "processes": processes, "together": together},
-        environment=provenance.environment(execution.device),
+        environment={**provenance.environment(execution.device), **_earlier(progress)},
         code=provenance.code(),
         command=provenance.command(),
         params=counted.params,
@@ -58,6 +58,11 @@ def record(
         finished=now(),
         interruptions=progress.interruptions,
     )
+
+
+def _earlier(progress: Progress) -> dict[str, list[dict[str, str]]]:
+    """Other hardware or source that a part of the run was made by; usually none."""
+    return {"earlier": progress.makers[:-1]} if len(progress.makers) > 1 else {}
 
 
 def _shape(run: Run, data: Data) -> tuple[int, int, int]:

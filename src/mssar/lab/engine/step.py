@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -119,7 +119,7 @@ class Learner:
                 self.counter.zero_()  # a batch that is there, whichever step this is
                 self._body(size, total)
             self.optimiser.zero_grad(set_to_none=True)
-            with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+            with _captured(graph, pool):
                 self._body(size, total)
         return graph
 
@@ -173,7 +173,7 @@ class Examiner:
         was = self.model.training
         self.model.eval()
         try:
-            if self.execution.graphed and not self.feed.loads:
+            if self.execution.graphed and self.world.size == 1 and not self.feed.loads:
                 if self._graph is None:
                     self._graph = self._capture()
                 self._graph.replay()
@@ -212,11 +212,20 @@ class Examiner:
         graph = torch.cuda.CUDAGraph()
         for step in {size: step for step, size in enumerate(self.feed.tests)}.values():
             self._body(step)
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        with _captured(graph):
             self.sums.zero_()
             for step in range(len(self.feed.tests)):
                 self._body(step)
         return graph
+
+
+def _captured(graph: torch.cuda.CUDAGraph, pool: Any = None) -> AbstractContextManager[None]:
+    """On the run's own stream. Other threads may go on meanwhile, such as one that pins batches."""
+    stream = torch.cuda.current_stream()
+    made: AbstractContextManager[None] = torch.cuda.graph(
+        graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+    )
+    return made
 
 
 def tally(

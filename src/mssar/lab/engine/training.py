@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from mssar.lab.data import Data
 from mssar.lab.data.imagefolder import Folder
-from mssar.lab.engine import checkpoint, result
+from mssar.lab.engine import checkpoint, provenance, result
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import ArraysFeed, Feed, FolderFeed, Resident
 from mssar.lab.engine.observer import Moment, Observer
@@ -27,6 +28,7 @@ from mssar.lab.run import Run
 
 CHUNK = 16  # steps that a GPU is given at a time
 TICK = 0.5  # seconds between looks at the loss
+LOOK = 48  # steps between them, where several processes look
 
 
 class DivergedError(RuntimeError):
@@ -50,11 +52,13 @@ class Training:
         *,
         world: World | None = None,
         resident: dict[object, Resident] | None = None,
-        company: int = 1,
         lane: torch.cuda.Stream | None = None,
+        anew: bool = False,
     ) -> None:
         self.run, self.data, self.execution, self.directory = run, data, execution, directory
-        self.observer, self.world, self.company = observer, world or World(), company
+        self.observer, self.world = observer, world or World()
+        self.anew = anew  # what is in the folder is thrown away, once all else is ready
+        self.crowd: list[int] = []  # runs on the device, turn by turn
         self.lane = lane or own_lane(execution)
         self._clock = time.monotonic()
         self._asked: tuple[torch.cuda.Event, Tensor, int] | None = None
@@ -74,9 +78,18 @@ class Training:
         recipe, execution = self.run.recipe, self.execution
         self.learner = Learner(model, self.feed, recipe, execution, self.world)
         self.examiner = Examiner(self.learner.model, self.feed, classes, execution, self.world)
+        if self.anew and self.world.leads:
+            checkpoint.discard(self.directory, result.NAME, "events.out.tfevents.*")
         self.progress = self._resumed() or checkpoint.Progress(
-            self.run.as_dict(), self.data.checksum, str(uuid.uuid4()), result.now()
+            self.run.as_dict(),
+            self.data.checksum,
+            self.execution.precision,
+            str(uuid.uuid4()),
+            result.now(),
         )
+        maker = provenance.maker(self.execution.device)
+        if maker not in self.progress.makers:
+            self.progress.makers.append(maker)
         if self.execution.device.type == "cuda":
             torch.cuda.synchronize()  # what was made here may be used on another stream
 
@@ -122,6 +135,11 @@ class Training:
                         f"{self.directory} was trained on other data called {self.run.dataset}; "
                         "bring those back, or begin anew with --restart"
                     )
+                if progress.precision != self.execution.precision:
+                    raise ValueError(
+                        f"{self.directory} is trained in {progress.precision}, not in "
+                        f"{self.execution.precision}: --precision {progress.precision} goes on"
+                    )
                 _put(tensors, state | sums, self.directory)
         if self.world.size == 1:
             return found[0] if found else None
@@ -134,7 +152,7 @@ class Training:
         if found:
             return found[0]
         return checkpoint.Progress(
-            self.run.as_dict(), "", "", "", epoch, step, interruptions=interruptions
+            self.run.as_dict(), "", "", "", "", epoch, step, interruptions=interruptions
         )
 
     def save(self) -> None:
@@ -147,6 +165,7 @@ class Training:
                 state = self.learner.state() | {"losses": losses, "wrong": wrong}
                 self.progress.seconds += self._lap()
                 checkpoint.save(self.directory, self.progress, state)
+            self.world.wait()  # whoever leaves first has the others stopped
 
     def close(self) -> None:
         self._open.close()
@@ -162,7 +181,6 @@ class Training:
         self.observer.began(self.run, progress.epoch, self.directory)
         self._clock = self._begun = self._looked = time.monotonic()
         self._images = 0
-        score: Score | None = None
         while progress.epoch < recipe.epochs:
             lr = recipe.lr_at(progress.epoch)
             learner.begin(progress.epoch, progress.step, lr)
@@ -199,7 +217,10 @@ class Training:
     def _pause(self, step: int) -> Iterator[None]:
         if self.execution.device.type == "cuda" and (step + 1) % CHUNK:
             return
-        if time.monotonic() - self._looked > TICK and self.world.size == 1:
+        if self.world.size > 1:  # all look at the same step, for they add up their losses
+            if (step + 1) % LOOK == 0:
+                self._look(step + 1)
+        elif time.monotonic() - self._looked > TICK:
             self._glance(step + 1)
         yield
 
@@ -290,9 +311,12 @@ class Training:
     def _finish(self) -> None:
         if not self.world.leads:
             return
+        together = round(fmean(self.crowd)) if self.crowd else 1
         record = result.record(
-            self.run, self.data, self.progress, self.execution, self.world.size, self.company
+            self.run, self.data, self.progress, self.execution, self.world.size, together
         )
+        if self.feed.loads:
+            record.data["unreadable"] = self.feed.unreadable
         checkpoint.write_whole(self.directory / result.NAME, record.as_line().encode() + b"\n")
         self.observer.ended(self.run, record)
 

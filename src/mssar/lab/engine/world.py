@@ -41,6 +41,11 @@ class World:
             return flag
         return bool(self.sum(torch.tensor([float(flag)], device=device)).item())
 
+    def wait(self) -> None:
+        """Until everybody is here."""
+        if self.size > 1:
+            dist.barrier()
+
     def share(self, tensors: list[Tensor]) -> None:
         """Everybody gets the leader's values."""
         if self.size > 1:

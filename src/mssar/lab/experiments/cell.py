@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mssar.lab.experiments.paper import Published
-from mssar.lab.run import Run, usual_recipe
+from mssar.lab.run import Run, text_of, usual_recipe
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Cell:
     @property
     def particulars(self) -> list[str]:
         """The options for people, defaults included: ``strategy=regional``."""
-        return [f"{name}={_text(value)}" for name, value in self.options.items()]
+        return [f"{name}={text_of(value)}" for name, value in self.options.items()]
 
     @property
     def label(self) -> str:
@@ -55,7 +55,3 @@ class Cell:
     def spread(self) -> float | None:
         """The paper's standard deviation over its runs."""
         return self.row.spread.get(self.dataset)
-
-
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
