@@ -1,17 +1,21 @@
 """Training on a CUDA device: graphs change nothing, nor does company, nor a stop on the way."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lab import CPU, Log, arrays, learnt, tiny
+from PIL import Image
 from torch import Tensor
 from torch.testing import assert_close
 
 from mssar.lab import records
+from mssar.lab.data.imagefolder import open_folder
 from mssar.lab.engine.evaluate import evaluate, trained
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import ArraysFeed, Resident
@@ -19,6 +23,7 @@ from mssar.lab.engine.fleet import train
 from mssar.lab.engine.step import Learner
 from mssar.lab.engine.training import Training
 from mssar.lab.engine.world import World
+from mssar.lab.recipes import Photographs, Recipe
 from mssar.lab.run import Run
 
 pytestmark = pytest.mark.gpu
@@ -145,6 +150,40 @@ def test_compiled_networks_train_from_the_command_line(tmp_path):
     assert record.execution["compile"]
     assert record.execution["graph"]
     assert record.epochs[1].train_loss < record.epochs[0].train_loss
+    (folder,) = tmp_path.glob("arrangements-*")
+    tested = subprocess.run(
+        [sys.executable, "-m", "mssar", "eval", str(folder), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert tested.returncode == 0, tested.stderr
+    assert abs(json.loads(tested.stdout)["error"] - record.error) < 1  # not compiled, bf16
+
+
+def test_the_current_stream_is_left_as_it_was(tmp_path):
+    before = torch.cuda.current_stream()
+    run_all([tiny(), tiny(1)], cuda(), tmp_path, width=2)
+    assert torch.cuda.current_stream() == before
+
+
+@pytest.mark.usefixtures("torchvision")
+@pytest.mark.parametrize("decode", ["workers", "gpu"])
+def test_photographs_train_in_a_graph_beside_their_workers(tmp_path, decode):
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 40), ("val", 8)):
+        for name, base in (("bright", 200), ("dark", 10)):
+            folder = tmp_path / "tree" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = draw.integers(base, base + 45, (40, 48, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.jpg")
+    augmentation = Photographs(size=32, resize=32, area=(0.5, 1.0), rotation=5, jitter=0.1)
+    recipe = Recipe("small", epochs=3, batch=16, lr=0.05, drops=(2,), augmentation=augmentation)
+    run = Run("resnet8", "mssar", {}, "imagefolder", recipe)
+    data, how = open_folder(tmp_path / "tree"), cuda(workers=2, decode=decode)
+    (record,) = train([run], lambda _: data, how, tmp_path / "runs", Log()).records
+    assert record.error == 0
 
 
 def test_a_loss_that_is_not_finite_is_named(tmp_path):
