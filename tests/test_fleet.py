@@ -1,9 +1,11 @@
 """Several runs in one process: company, divergence, time and signals."""
 
+import gc
 import math
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,23 @@ def test_what_a_run_computes_does_not_depend_on_its_company(tmp_path):
         assert_same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
         (beside,) = [r for r in outcome.records if r.run == run.as_dict()]
         assert timeless(beside) == timeless(alone)
+
+
+def test_a_finished_run_is_let_go_before_the_next_begins(tmp_path, monkeypatch):
+    """Its memory is the next one's, on a GPU that has room for one."""
+    alive: list[weakref.ref[engine.Training]] = []
+    beside = []
+    prepare = engine.Training._prepare
+
+    def watched(self: engine.Training) -> None:
+        gc.collect()  # the first run is held by what torch imports at its first step
+        beside.append(sum(ref() is not None for ref in alive))
+        alive.append(weakref.ref(self))
+        prepare(self)
+
+    monkeypatch.setattr(engine.Training, "_prepare", watched)
+    fleet_of([tiny(seed, epochs=1) for seed in range(3)], arrays(), tmp_path, Log())
+    assert beside == [0, 0, 0]
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):

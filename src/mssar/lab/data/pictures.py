@@ -116,7 +116,15 @@ def decode_jpegs(
 ) -> list[UInt8[Tensor, "3 _ _"]]:
     """All the files or, if the decoder refuses any of them, a ``RuntimeError``."""
     codec = torchvision_module("torchvision.io")
-    found = codec.decode_jpeg(files, codec.ImageReadMode.RGB, device) if files else []
+    # In deterministic mode torch fills new memory on our stream, where the decoder, on its own and
+    # not waiting for ours, may have written already. It writes every pixel anyway.
+    deterministic: Any = torch.utils.deterministic
+    filling = deterministic.fill_uninitialized_memory
+    deterministic.fill_uninitialized_memory = False
+    try:
+        found = codec.decode_jpeg(files, codec.ImageReadMode.RGB, device) if files else []
+    finally:
+        deterministic.fill_uninitialized_memory = filling
     return list(found)
 
 

@@ -146,19 +146,8 @@ class _Fleet:
                 if self._expired(len(sailing)):
                     self._save(sailing)
                     break
-                while waiting and len(sailing) < self.width:
-                    if begun := self._begin(waiting.popleft()):
-                        sailing.append((begun, begun.work()))
-                for training, work in list(sailing):
-                    with self.clock.turn(first=training not in self.begun):
-                        going = self._turn(training, work)
-                    self.begun.add(training)
-                    training.crowd.append(len(sailing))
-                    if not going:
-                        sailing.remove((training, work))
-                        self.begun.discard(training)
-                        self.lanes.append(training.lane)
-                        training.close()
+                self._launch(waiting, sailing)
+                self._round(sailing)
         except ValueError:  # of one run that cannot begin: the others lose nothing
             self._save(sailing)
             raise
@@ -166,6 +155,26 @@ class _Fleet:
             self.outcome.left = [training.run for training, _ in sailing] + list(waiting)
             for training, work in sailing:
                 work.close()  # type: ignore[attr-defined]
+                training.close()
+
+    # Each in a function of its own: nothing may keep a finished run, or the next lacks its memory.
+
+    def _launch(self, waiting: deque[Run], sailing: list[tuple[Training, Iterator[None]]]) -> None:
+        while waiting and len(sailing) < self.width:
+            if begun := self._begin(waiting.popleft()):
+                sailing.append((begun, begun.work()))
+
+    def _round(self, sailing: list[tuple[Training, Iterator[None]]]) -> None:
+        """A turn for everybody."""
+        for training, work in list(sailing):
+            with self.clock.turn(first=training not in self.begun):
+                going = self._turn(training, work)
+            self.begun.add(training)
+            training.crowd.append(len(sailing))
+            if not going:
+                sailing.remove((training, work))
+                self.begun.discard(training)
+                self.lanes.append(training.lane)
                 training.close()
 
     def _expired(self, runs: int) -> bool:

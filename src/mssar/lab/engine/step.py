@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -219,13 +220,20 @@ class Examiner:
         return graph
 
 
-def _captured(graph: torch.cuda.CUDAGraph, pool: Any = None) -> AbstractContextManager[None]:
-    """On the run's own stream. Other threads may go on meanwhile, such as one that pins batches."""
+@contextmanager
+def _captured(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """On the run's own stream. Other threads may go on meanwhile, such as one that pins batches;
+    but no garbage is collected: an old graph among it would break this one."""
     stream = torch.cuda.current_stream()
-    made: AbstractContextManager[None] = torch.cuda.graph(
-        graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-    )
-    return made
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def tally(

@@ -98,9 +98,14 @@ class Training:
         if isinstance(self.data, Folder):
             if not isinstance(recipe.augmentation, Photographs):
                 raise ValueError(f"the recipe {recipe.name} is for small images, not photographs")
-            return FolderFeed(
-                self.data, recipe, self.run.seed, self.execution, self.world, self._unreadable
-            )
+            say = (
+                self.observer.said
+            )  # not self: a run that refers to itself is not freed at its end
+
+            def report(path: Path, reason: str) -> None:
+                say(f"{path} cannot be read and is left out: {reason}")
+
+            return FolderFeed(self.data, recipe, self.run.seed, self.execution, self.world, report)
         if not isinstance(recipe.augmentation, Crops):
             raise ValueError(f"the recipe {recipe.name} is for photographs; not {self.data.name}")
         key = (self.data.name, recipe.augmentation.padding)
@@ -108,9 +113,6 @@ class Training:
             self._resident[key] = Resident(self.data, recipe.augmentation.padding, device)
         resident = self._resident[key]
         return ArraysFeed(self.data, resident, recipe, self.run.seed, device, self.world)
-
-    def _unreadable(self, path: Path, reason: str) -> None:
-        self.observer.said(f"{path} cannot be read and is left out: {reason}")
 
     @property
     def stream(self) -> AbstractContextManager[object]:
