@@ -218,7 +218,7 @@ def _observing(world: World, tensorboard: bool) -> Iterator[Observer]:
 
 def leave(outcome: Outcome, again: str) -> None:
     """Say what is not done, and exit with the status that fits."""
-    for reason in outcome.failures:
+    for reason in outcome.failures if leads() else ():
         typer.echo(f"mssar: {reason}", err=True)
     if outcome.left and leads():
         runs = f"{len(outcome.left)} run{'s' * (len(outcome.left) > 1)}"

@@ -27,8 +27,10 @@ def record(
     data: Data,
     progress: Progress,
     execution: Execution,
+    *,
     processes: int,
     together: int,
+    unreadable: int | None = None,
 ) -> Record:
     """What is kept of a finished run; ``together``: so many runs shared the device."""
     with torch.device("meta"):
@@ -42,6 +44,7 @@ def record(
             "classes": len(data.classes),
             "train": len(data.train),
             "test": len(data.test),
+            **({} if unreadable is None else {"unreadable": unreadable}),
         },
         execution={**execution.as_dict(), "processes": processes, "together": together},
         environment={**provenance.environment(execution.device), **_earlier(progress)},

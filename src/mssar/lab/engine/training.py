@@ -98,10 +98,9 @@ class Training:
         if isinstance(self.data, Folder):
             if not isinstance(recipe.augmentation, Photographs):
                 raise ValueError(f"the recipe {recipe.name} is for small images, not photographs")
-            say = (
-                self.observer.said
-            )  # not self: a run that refers to itself is not freed at its end
+            say = self.observer.said
 
+            # Not a method: a run that refers to itself would not be freed at its end.
             def report(path: Path, reason: str) -> None:
                 say(f"{path} cannot be read and is left out: {reason}")
 
@@ -315,10 +314,14 @@ class Training:
             return
         together = round(fmean(self.crowd)) if self.crowd else 1
         record = result.record(
-            self.run, self.data, self.progress, self.execution, self.world.size, together
+            self.run,
+            self.data,
+            self.progress,
+            self.execution,
+            processes=self.world.size,
+            together=together,
+            unreadable=self.feed.unreadable if self.feed.loads else None,
         )
-        if self.feed.loads:
-            record.data["unreadable"] = self.feed.unreadable
         checkpoint.write_whole(self.directory / result.NAME, record.as_line().encode() + b"\n")
         self.observer.ended(self.run, record)
 
