@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.multiprocessing
 from PIL import Image
-from test_pictures import PLAIN, STRONG, encoded, picture, pixels
+from test_augmentation import PLAIN, STRONG
+from test_pictures import encoded, picture, pixels
 
-from mssar.lab.data import imagefolder, photographs, pictures
+from mssar.lab.data import imagefolder, photographs, pictures, transforms
 from mssar.lab.data.imagefolder import Tally, open_folder
 
 pytestmark = pytest.mark.usefixtures("torchvision")
@@ -137,8 +138,9 @@ def test_batches_hold_the_images_asked_for_in_that_order(tree):
         assert images.is_contiguous(memory_format=torch.channels_last)
         for index, image in zip(order.tolist(), images, strict=True):
             whole = pictures.decode((tree / folder.train.paths[index]).read_bytes())
-            expected = pictures.training(PLAIN)(whole)
-            assert torch.equal(image.permute(1, 2, 0), pixels(expected))
+            transform = transforms.Transform(PLAIN, train=True, seed=1, epoch=0)
+            expected = transform.whole(whole, transform.draw(whole, index))
+            assert torch.equal(image.permute(1, 2, 0), expected)
     assert read(folder, []) == []
 
 
@@ -167,7 +169,7 @@ def test_the_default_augmentation_differs_from_image_to_image(tree):
     (images, _), (again, _) = read(folder, [torch.zeros(4, dtype=torch.int64)] * 2)
     assert torch.equal(images, again)  # the same image in the same epoch
     assert (images == images[:1]).all()
-    seeds = {pictures.seed_of(s, e, i) for s in range(9) for e in range(9) for i in range(99)}
+    seeds = {transforms.seed_of(s, e, i) for s in range(9) for e in range(9) for i in range(99)}
     assert len(seeds) == 9 * 9 * 99
     assert min(seeds) >= 0
     assert max(seeds) < 2**63
@@ -323,11 +325,11 @@ def test_bytes_decoded_elsewhere_give_the_same_batches(tree, decoder, workers):
 
 
 def test_auto_decodes_in_workers_without_a_gpu(tree, monkeypatch):
-    assert photographs.choose_decoder("auto", CPU) == "workers"
+    assert photographs.choose_decoder("auto", CPU, 2) == "workers"
     with pytest.raises(ValueError, match="on the GPU: the device is cpu, not CUDA; workers can"):
-        photographs.choose_decoder("gpu", CPU)
+        photographs.choose_decoder("gpu", CPU, 2)
     with pytest.raises(ValueError, match="auto, workers or gpu; got 'fast'"):
-        photographs.choose_decoder("fast", CPU)
+        photographs.choose_decoder("fast", CPU, 2)
     with pytest.raises(ValueError, match="0 or more; got -1"):
         read(open_folder(tree), [], workers=-1)
     black = torch.zeros(3, 32, 32, dtype=torch.uint8)

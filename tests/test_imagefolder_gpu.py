@@ -68,18 +68,23 @@ def read(folder, orders, device, *, train=True, decode="workers", workers=2):
     return list(found), tally
 
 
-def test_workers_give_the_cpus_batches(folder):
+@pytest.mark.parametrize("train", [True, False])
+def test_workers_give_the_cpus_batches(folder, train):
     orders = [*torch.arange(len(FILES)).split(5)]
     torch.zeros(1, device="cuda")  # CUDA is in use: workers may not be forked
     seeded = torch.cuda.get_rng_state()
-    expected, _ = read(folder, orders, "cpu", workers=0)
-    found, tally = read(folder, orders, "cuda")
+    expected, _ = read(folder, orders, "cpu", train=train, workers=0)
+    found, tally = read(folder, orders, "cuda", train=train)
     for (images, labels), (pixels, numbers) in zip(found, expected, strict=True):
         assert images.is_cuda
         assert labels.is_cuda
         assert images.is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(images.cpu(), pixels)
+        difference = (images.cpu().int() - pixels.int()).abs()
+        # In training the device turns and jitters, and rounds once; Pillow rounds at every step.
+        assert difference.max() <= (8 if train else 0)
+        assert difference.float().mean() < 3
         assert torch.equal(labels.cpu(), numbers)
+        assert (images[labels == photographs.IGNORED] == 0).all()
     assert tally.unreadable == len(SPOILT)
     assert torch.equal(torch.cuda.get_rng_state(), seeded)
 
@@ -88,7 +93,8 @@ def test_workers_give_the_cpus_batches(folder):
 def test_the_devices_decoder_agrees_with_pillow(folder, train):
     if refusal := pictures.gpu_refuses(torch.device("cuda", 0)):
         pytest.skip(refusal)
-    assert photographs.choose_decoder("auto", torch.device("cuda", 0)) == "gpu"
+    chosen = {n: photographs.choose_decoder("auto", torch.device("cuda", 0), n) for n in (2, 16)}
+    assert chosen == {2: "gpu", 16: "workers"}
     orders = [*torch.arange(len(FILES)).split(7)]
     expected, theirs = read(folder, orders, "cpu", train=train, workers=0)
     found, ours = read(folder, orders, "cuda:0", train=train, decode="gpu")

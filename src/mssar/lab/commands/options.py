@@ -70,7 +70,7 @@ SyncBN: TypeAlias = Annotated[
 ]
 Workers: TypeAlias = Annotated[
     int | None,
-    typer.Option(min=0, help="Processes that decode photographs; one a core.", rich_help_panel=HOW),
+    typer.Option(min=0, help="Processes that read photographs; one a core.", rich_help_panel=HOW),
 ]
 Decode: TypeAlias = Annotated[
     str,

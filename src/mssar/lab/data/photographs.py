@@ -21,70 +21,85 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mssar.lab.data import pictures
+from mssar.lab.data import pictures, transforms
 from mssar.lab.data.imagefolder import Files, Tally
-from mssar.lab.data.pictures import Augmentation, Transform
+from mssar.lab.data.transforms import Augmentation, Draw, Transform, finish_all
 
 if TYPE_CHECKING:
     from jaxtyping import Int64, UInt8
 
 IGNORED = -100  # the label that torch's cross-entropy passes over
+ENOUGH = 8  # workers that keep up with a GPU's decoder
 PART = 64  # images a worker returns at once: the first batch is soon there, stopping is quick
 
 
 class _Part(NamedTuple):
     """Some images of a batch, on their way from a worker."""
 
-    squares: UInt8[Tensor, "n S S 3"]  # black where an image has none; empty where all have none
+    squares: UInt8[Tensor, "n R R 3"]  # black where an image has none; empty where all have none
     files: UInt8[Tensor, "b"]  # noqa: F821, UP037, contents for the GPU, one after another
     lengths: list[int]  # of these; 0 for an image that is in the squares, or unreadable
+    draws: list[Draw | None]  # of each
     unreadable: dict[int, str]  # by place in the part
 
 
 @dataclass(frozen=True)
 class _Reader(Dataset[_Part]):
-    """Numbers of images to their squares or, where the GPU can decode them, their files."""
+    """Numbers of images to their squares, or to parts of these where a GPU does the rest.
+
+    Reading, decoding and cutting take different time for every image, and are done by workers one
+    by one. To turn, mirror and jitter squares of one size is quick on a GPU, all at once; and so,
+    where it can, is decoding.
+    """
 
     files: Files
     root: Path
     transform: Transform
-    for_gpu: bool
+    finished: bool  # or for the GPU to finish
+    encoded: bool  # and to decode
+
+    @property
+    def side(self) -> int:
+        chosen = self.transform
+        return chosen.augmentation.size if self.finished else chosen.side
 
     def __getitem__(self, part: list[int]) -> _Part:
-        size = self.transform.augmentation.size
-        square_of = self.transform.ready()
-        squares = torch.zeros(len(part), size, size, 3, dtype=torch.uint8)
-        contents = [b""] * len(part)
+        side, transform = self.side, self.transform
+        square_of = transform.whole if self.finished else transform.cut
+        squares = torch.zeros(len(part), side, side, 3, dtype=torch.uint8)
+        contents, draws = [b""] * len(part), list[Draw | None]([None] * len(part))
         unreadable = {}
         for place, index in enumerate(part):
             try:
                 data = (self.root / self.files.paths[index]).read_bytes()
-                if self.for_gpu and pictures.is_plain_jpeg(data):
-                    contents[place] = data
-                    continue
-                image = pictures.decode(data)
+                header = pictures.plain_jpeg(data) if self.encoded else None
+                image = header or pictures.decode(data)
             except Exception as error:  # Pillow raises nearly anything on a broken file
                 unreadable[place] = pictures.reason_of(error)
+                continue
+            draws[place] = drawn = transform.draw(image, index)
+            if header:
+                contents[place] = data
             else:
-                squares[place] = square_of(image, index)
+                squares[place] = square_of(image, drawn)
         if all(contents):
-            squares = squares.new_zeros(0, size, size, 3)  # nothing to send
+            squares = squares.new_zeros(0, side, side, 3)  # nothing to send
         joined = torch.from_numpy(np.frombuffer(bytearray(b"".join(contents)), np.uint8))
-        return _Part(squares, joined, [len(data) for data in contents], unreadable)
+        return _Part(squares, joined, [len(data) for data in contents], draws, unreadable)
 
-    def decode_on(self, device: torch.device, part: _Part, numbers: list[int]) -> _Part:
+    def decode_on(self, device: torch.device, part: _Part) -> _Part:
         """The part with its files decoded on the device, and their squares with the others.
 
         All at once; if the decoder refuses that, one by one, and then with Pillow.
         """
         pieces = dict(enumerate(part.files.split(part.lengths)))
         jpegs = {place: pieces[place] for place, length in enumerate(part.lengths) if length}
-        size = self.transform.augmentation.size
-        squares = torch.zeros(len(numbers), size, size, 3, dtype=torch.uint8, device=device)
+        squares = torch.zeros(
+            len(part.lengths), self.side, self.side, 3, dtype=torch.uint8, device=device
+        )
         if len(part.squares):
             squares.copy_(part.squares)
         unreadable = dict(part.unreadable)
-        square_of = self.transform.ready()
         try:
             together = pictures.decode_jpegs([*jpegs.values()], device)
             decoded = dict(zip(jpegs, together, strict=True))
@@ -96,7 +111,7 @@ class _Reader(Dataset[_Part]):
                 except Exception as error:
                     unreadable[place] = pictures.reason_of(error)
         for place, image in decoded.items():
-            squares[place] = square_of(image.to(device), numbers[place])
+            squares[place] = self.transform.cut(image.to(device), part.draws[place])
         return part._replace(squares=squares, unreadable=unreadable)
 
 
@@ -130,12 +145,15 @@ def _begin(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def choose_decoder(decode: str, device: torch.device) -> str:
-    """The GPU where auto finds that it can, or else workers; gpu is an error where it cannot."""
+def choose_decoder(decode: str, device: torch.device, workers: int) -> str:
+    """Workers where there are enough of them, or else the GPU, if it can; an error if gpu cannot.
+
+    Beside an H200 its decoder, with the host's part in it, is worth as much as eight workers.
+    """
     if decode not in ("auto", "workers", "gpu"):
         raise ValueError(f"decode is auto, workers or gpu; got {decode!r}")
-    if decode == "workers":
-        return decode
+    if decode == "workers" or (decode == "auto" and workers >= ENOUGH):
+        return "workers"
     refusal = pictures.gpu_refuses(device)
     if refusal and decode == "gpu":
         raise ValueError(f"images cannot be decoded on the GPU: {refusal}; workers can, or auto")
@@ -164,9 +182,10 @@ def batches(
     if workers < 0:
         raise ValueError(f"workers is a number of processes, 0 or more; got {workers}")
     pictures.torchvision_module("torchvision.transforms.v2")  # say so now, not from a worker
-    on_gpu = choose_decoder(decode, device) == "gpu"
+    encoded = choose_decoder(decode, device, workers) == "gpu"
     transform = Transform(augmentation, train, seed, epoch)
-    reader = _Reader(files, root, transform, for_gpu=on_gpu)
+    finished = not train or device.type != "cuda"
+    reader = _Reader(files, root, transform, finished, encoded)
     return _batches(reader, orders, device, workers, tally)
 
 
@@ -189,7 +208,7 @@ def _batches(
             sampler=(part.tolist() for part in parts),
             num_workers=workers,
             collate_fn=_as_is,
-            pin_memory=on_cuda and not reader.for_gpu,
+            pin_memory=on_cuda and not reader.encoded,
             multiprocessing_context=_context(device) if workers else None,
             worker_init_fn=_begin,
             prefetch_factor=4 if workers else None,
@@ -229,11 +248,15 @@ def _batch(
     for start in range(0, len(order), PART):
         numbers = order[start : start + PART].tolist()
         part = _next(loader)
-        if reader.for_gpu:
+        if reader.encoded:
             if stream:
                 stream.synchronize()
-            part = reader.decode_on(device, part, numbers)
-        images[start : start + PART].copy_(part.squares, non_blocking=True)
+            part = reader.decode_on(device, part)
+        squares = part.squares.to(device, non_blocking=True)
+        if not reader.finished:
+            draws = torch.tensor([transforms.packed(drawn) for drawn in part.draws]).pin_memory()
+            squares = finish_all(squares, draws.to(device, non_blocking=True), size)
+        images[start : start + PART].copy_(squares, non_blocking=True)
         labels[[start + place for place in part.unreadable]] = IGNORED
         paths = (reader.root / reader.files.paths[numbers[place]] for place in part.unreadable)
         tally.add(len(numbers), zip(paths, part.unreadable.values(), strict=True))
@@ -243,8 +266,8 @@ def _batch(
 def _next(loader: Iterator[_Part]) -> _Part:
     try:
         return next(loader)
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
+    except (RuntimeError, ConnectionError, EOFError) as error:  # torch's, or before it noticed
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
             raise
         raise RuntimeError(
             "a process that reads images died, perhaps for want of memory, of which /dev/shm is a "

@@ -171,7 +171,7 @@ class _Fleet:
             with self.clock.turn(first=training not in self.begun):
                 going = self._turn(training, work)
             self.begun.add(training)
-            training.crowd.append(len(sailing))
+            training.company.add(len(sailing))
             if not going:
                 sailing.remove((training, work))
                 self.begun.discard(training)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from mssar.lab.engine import checkpoint, provenance, result
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import ArraysFeed, Feed, FolderFeed, Resident
 from mssar.lab.engine.observer import Moment, Observer
+from mssar.lab.engine.pace import Company, Pace, mark, own_lane
 from mssar.lab.engine.step import Examiner, Learner, Score
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import Crops, Photographs
@@ -58,9 +58,10 @@ class Training:
         self.run, self.data, self.execution, self.directory = run, data, execution, directory
         self.observer, self.world = observer, world or World()
         self.anew = anew  # what is in the folder is thrown away, once all else is ready
-        self.crowd: list[int] = []  # runs on the device, turn by turn
+        self.company = Company()
         self.lane = lane or own_lane(execution)
         self._clock = time.monotonic()
+        self._pace = Pace(execution.device, self.world)
         self._asked: tuple[torch.cuda.Event, Tensor, int] | None = None
         self._resident = {} if resident is None else resident
         self._open = ExitStack()
@@ -185,39 +186,28 @@ class Training:
         while progress.epoch < recipe.epochs:
             lr = recipe.lr_at(progress.epoch)
             learner.begin(progress.epoch, progress.step, lr)
-            for step in self._paced(progress.step, steps):
+            for step in range(progress.step, steps):
                 learner.step(step)
                 progress.step = step + 1
                 self._images += self.feed.totals[step]
                 yield from self._pause(step)
+            yield from self._pace.caught_up()
             self._look(steps)
             self.world.share(learner.buffers())
             for _ in self.examiner.run():
                 yield
+            yield from self._pace.caught_up()
             score = self.examiner.score()
             self._close_epoch(lr, score)
             yield
         self.feed.close()
         self._finish()
 
-    def _paced(self, first: int, steps: int) -> Iterator[int]:
-        """Steps to issue, never far ahead of the device."""
-        if self.execution.device.type != "cuda":
-            yield from range(first, steps)
-            return
-        behind: list[torch.cuda.Event] = []
-        for step in range(first, steps):
-            yield step
-            if (step + 1) % CHUNK == 0:
-                mark = torch.cuda.Event()
-                mark.record()
-                behind.append(mark)
-                if len(behind) > 2:
-                    behind.pop(0).synchronize()
-
     def _pause(self, step: int) -> Iterator[None]:
-        if self.execution.device.type == "cuda" and (step + 1) % CHUNK:
-            return
+        if self.execution.device.type == "cuda":
+            if (step + 1) % CHUNK:
+                return
+            yield from self._pace.kept()
         if self.world.size > 1:  # all look at the same step, for they add up their losses
             if (step + 1) % LOOK == 0:
                 self._look(step + 1)
@@ -233,9 +223,7 @@ class Training:
         elif self._asked is None:
             copy = torch.empty_like(self.learner.losses, device="cpu", pin_memory=True)
             copy.copy_(self.learner.losses, non_blocking=True)
-            there = torch.cuda.Event()
-            there.record()
-            self._asked = (there, copy, steps)
+            self._asked = (mark(), copy, steps)
         elif self._asked[0].query():
             _, copy, then = self._asked
             self._asked = None
@@ -312,14 +300,13 @@ class Training:
     def _finish(self) -> None:
         if not self.world.leads:
             return
-        together = round(fmean(self.crowd)) if self.crowd else 1
         record = result.record(
             self.run,
             self.data,
             self.progress,
             self.execution,
             processes=self.world.size,
-            together=together,
+            together=self.company.mean,
             unreadable=self.feed.unreadable if self.feed.loads else None,
         )
         checkpoint.write_whole(self.directory / result.NAME, record.as_line().encode() + b"\n")
@@ -348,8 +335,3 @@ def _differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, ob
             yield from _differences(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))
     elif a != b:
         yield path, a, b
-
-
-def own_lane(execution: Execution) -> torch.cuda.Stream | None:
-    """A stream for one run at a time; a CPU has none."""
-    return torch.cuda.Stream(execution.device) if execution.device.type == "cuda" else None

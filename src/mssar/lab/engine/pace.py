@@ -1,0 +1,75 @@
+"""How runs share a GPU: each on a stream of its own, none waiting while others could work."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.world import World
+
+AHEAD = 2  # chunks of steps that a GPU may have before it
+NAP = 0.0005  # seconds between questions whether it is done
+
+
+def own_lane(execution: Execution) -> torch.cuda.Stream | None:
+    """A stream for one run at a time; a CPU has none."""
+    return torch.cuda.Stream(execution.device) if execution.device.type == "cuda" else None
+
+
+def mark() -> torch.cuda.Event:
+    """Behind what the current stream was given so far."""
+    made = torch.cuda.Event()
+    made.record()
+    return made
+
+
+class Pace:
+    """How far a run is ahead of its GPU.
+
+    Its methods pause until the GPU is near enough. To wait instead would leave the other runs
+    without work. Several processes have no other runs, and must pause equally often: they wait.
+    """
+
+    def __init__(self, device: torch.device, world: World) -> None:
+        self.device, self.world = device, world
+        self._marks = deque[torch.cuda.Event]()
+
+    def kept(self) -> Iterator[None]:
+        """Called behind every chunk: until there are few before the GPU."""
+        return self._until(AHEAD)
+
+    def caught_up(self) -> Iterator[None]:
+        """Until it has done all it was given."""
+        return self._until(0)
+
+    def _until(self, left: int) -> Iterator[None]:
+        if self.device.type != "cuda":
+            return
+        self._marks.append(mark())
+        while len(self._marks) > left:
+            if self.world.size > 1:
+                self._marks[0].synchronize()
+            while not self._marks[0].query():
+                time.sleep(NAP)
+                yield
+            self._marks.popleft()
+
+
+@dataclass
+class Company:
+    """How many runs shared the device, turn by turn."""
+
+    turns: int = 0
+    runs: int = 0
+
+    def add(self, runs: int) -> None:
+        self.turns, self.runs = self.turns + 1, self.runs + runs
+
+    @property
+    def mean(self) -> int:
+        return round(self.runs / self.turns) if self.turns else 1
