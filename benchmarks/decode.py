@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="a tree with train/CLASS/ and val/CLASS/")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--images", type=int, default=8192, help="at most so many")
+    parser.add_argument("--images", type=int, default=4096, help="at most so many")
     wanted = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if wanted.root is not None:

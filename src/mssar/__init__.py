@@ -2,8 +2,9 @@
 
 from mssar.coordinates import Regional, Sliding
 from mssar.cost import cost
+from mssar.explain import explain
 from mssar.layer import MSSAR
 from mssar.networks import create_model, list_models
 
 __version__ = "0.1.0"
-__all__ = ["MSSAR", "Regional", "Sliding", "cost", "create_model", "list_models"]
+__all__ = ["MSSAR", "Regional", "Sliding", "cost", "create_model", "explain", "list_models"]

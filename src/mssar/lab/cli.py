@@ -10,10 +10,12 @@ import torch
 import typer
 
 import mssar
+from mssar.lab.commands.bench import bench
 from mssar.lab.commands.cost import cost
 from mssar.lab.commands.data import app as data
 from mssar.lab.commands.demo import demo
 from mssar.lab.commands.evaluate import evaluate
+from mssar.lab.commands.explain import explain
 from mssar.lab.commands.reproduce import reproduce
 from mssar.lab.commands.train import train
 
@@ -28,8 +30,10 @@ app.command()(demo)
 app.add_typer(data, name="data")
 app.command()(train)
 app.command("eval")(evaluate)
+app.command()(explain)
 app.command()(reproduce)
 app.command()(cost)
+app.command()(bench)
 
 
 def _version(wanted: bool) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from mssar.lab import lines
 
 SCHEMA = 1
 
@@ -56,11 +53,8 @@ class Record:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (int, float),
-    "dict[str, Any]": (dict,),
+_KINDS: lines.Kinds = {
+    **lines.KINDS,
     "tuple[Epoch, ...]": (list,),
     "tuple[float, ...]": (list,),
 }
@@ -81,19 +75,9 @@ _INNER: dict[str, dict[str, type]] = {
 
 def parse(line: str) -> Record:
     """A record from its line; a ValueError says what is wrong with it."""
-    try:
-        found = json.loads(line, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"a record is a JSON object; got {type(found).__name__}")
-    schema = found.get("schema")
-    if schema != SCHEMA:
-        newer = isinstance(schema, int) and schema > SCHEMA
-        advice = "written by a newer mssar; update this one" if newer else "not a record of mssar"
-        raise ValueError(f"schema {schema!r}, and {SCHEMA} is read here: {advice}")
-    _check(Record, found)
-    _check_finite(found)
+    found = lines.decode(line, "record", SCHEMA)
+    lines.check_fields(Record, found, _KINDS)
+    lines.check_finite(found)
     for name, kind in _RUN.items():
         value = found["run"].get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -106,7 +90,7 @@ def parse(line: str) -> Record:
     for number, epoch in enumerate(found["epochs"], 1):
         if not isinstance(epoch, dict):
             raise ValueError(f"epochs: number {number} is no object")
-        _check(Epoch, epoch, f"epochs[{number}].")
+        lines.check_fields(Epoch, epoch, _KINDS, f"epochs[{number}].")
         if epoch["epoch"] != number:
             raise ValueError(f"epochs: number {number} says it is {epoch['epoch']}")
     if not found["epochs"]:
@@ -134,77 +118,13 @@ def _check_errors(record: Record) -> None:
         raise ValueError("class_errors: not one for each of data.classes")
 
 
-def _check_finite(value: Any, path: str = "") -> None:
-    """No number, however deep, that is infinite: 1e999 is JSON."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            _check_finite(inner, f"{path}.{name}".lstrip("."))
-    elif isinstance(value, list):
-        for number, inner in enumerate(value, 1):
-            _check_finite(inner, f"{path}[{number}]")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{path}: not finite")
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number that a record may hold")
-
-
-def _check(kind: type[Any], found: Mapping[str, Any], within: str = "") -> None:
-    names = {f.name: str(f.type) for f in fields(kind)}
-    for name in names.keys() - found.keys():
-        raise ValueError(f"{within}{name}: missing")
-    for name in found.keys() - names.keys():
-        raise ValueError(f"{within}{name}: unknown")
-    for name, expected in names.items():
-        value = found[name]
-        if not isinstance(value, _KINDS[expected]) or isinstance(value, bool):
-            raise ValueError(f"{within}{name}: expected {expected}; got {value!r:.60}")
-
-
 def read(path: Path) -> list[Record]:
     """The records of a file, or of every ``*.jsonl`` in a folder; none where it is missing."""
-    return list(_read(path))
-
-
-def _read(path: Path) -> Iterator[Record]:
-    if path.is_dir():
-        for file in sorted(path.glob("*.jsonl")):
-            yield from _read(file)
-        return
-    if not path.exists():
-        return
-    try:
-        lines = path.read_text("utf-8").split("\n")  # splitlines() has more ends than JSON lines
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} holds no records: it is not text in UTF-8") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield parse(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
+    return list(lines.read(path, "record", parse))
 
 
 def append(path: Path, record: Record) -> None:
     """Add a line, whole or not at all, unless the record is there already."""
     line = record.as_line()
     parse(line)  # what cannot be read is not written
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    with lock, path.open("a+b", buffering=0) as file:
-        file.seek(0)
-        before = file.read()
-        whole = before[: before.rfind(b"\n") + 1]
-        if f'"id":"{record.id}"'.encode() in whole:
-            return
-        size = len(before)
-        broken = before and not before.endswith(b"\n")  # a line that someone else left unfinished
-        rest = b"\n" * bool(broken) + line.encode() + b"\n"
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
-        except BaseException:  # a full disk, an interrupt
-            file.truncate(size)
-            raise
+    lines.append(path, line, unless=f'"id":"{record.id}"')

@@ -148,7 +148,7 @@ def _begin(_: int) -> None:
 def choose_decoder(decode: str, device: torch.device, workers: int) -> str:
     """Workers where there are enough of them, or else the GPU, if it can; an error if gpu cannot.
 
-    Beside an H200 its decoder, with the host's part in it, is worth as much as eight workers.
+    An H200's decoder, with the host's part in it, was worth 8 to 11 workers.
     """
     if decode not in ("auto", "workers", "gpu"):
         raise ValueError(f"decode is auto, workers or gpu; got {decode!r}")

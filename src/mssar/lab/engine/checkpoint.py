@@ -95,14 +95,30 @@ def newest(
 
 def load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     """A checkpoint's progress and tensors. Nothing in it is ever executed."""
+    with _opened(path) as file:
+        return _progress(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def progress(path: Path) -> Progress:
+    """How far a checkpoint's run is; its tensors stay where they are."""
+    with _opened(path) as file:
+        return _progress(file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            found = json.loads((file.metadata() or {})["mssar"])
-            if found["schema"] != SCHEMA:
-                raise ValueError(f"its schema is {found['schema']}, and {SCHEMA} is read here")
-            return Progress(**found), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} is no readable checkpoint ({error})") from error
+
+
+def _progress(file: Any) -> Progress:
+    found = json.loads((file.metadata() or {})["mssar"])
+    if found["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {found['schema']}, and {SCHEMA} is read here")
+    return Progress(**found)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -120,7 +120,7 @@ class Learner:
                 self.counter.zero_()  # a batch that is there, whichever step this is
                 self._body(size, total)
             self.optimiser.zero_grad(set_to_none=True)
-            with _captured(graph, pool):
+            with captured(graph, pool):
                 self._body(size, total)
         return graph
 
@@ -213,7 +213,7 @@ class Examiner:
         graph = torch.cuda.CUDAGraph()
         for step in {size: step for step, size in enumerate(self.feed.tests)}.values():
             self._body(step)
-        with _captured(graph):
+        with captured(graph):
             self.sums.zero_()
             for step in range(len(self.feed.tests)):
                 self._body(step)
@@ -221,7 +221,7 @@ class Examiner:
 
 
 @contextmanager
-def _captured(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+def captured(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     """On the run's own stream. Other threads may go on meanwhile, such as one that pins batches;
     but no garbage is collected: an old graph among it would break this one."""
     stream = torch.cuda.current_stream()

@@ -1,0 +1,111 @@
+"""Files of JSON lines that outlive a program: read strictly, added to whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock
+
+T = TypeVar("T")
+Kinds = Mapping[str, tuple[type, ...]]  # what a field's annotation allows in JSON
+
+KINDS: Kinds = {
+    "str": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "dict[str, Any]": (dict,),
+}
+
+
+def decode(line: str, noun: str, schema: int) -> dict[str, Any]:
+    """The object in a line, if it is of this schema; a noun says what a line of the file is."""
+
+    def refuse(constant: str) -> float:
+        raise ValueError(f"{constant} is no number that a {noun} may hold")
+
+    try:
+        found = json.loads(line, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"a {noun} is a JSON object; got {type(found).__name__}")
+    theirs = found.get("schema")
+    if theirs != schema:
+        newer = isinstance(theirs, int) and theirs > schema
+        advice = "written by a newer mssar; update this one" if newer else f"not a {noun} of mssar"
+        raise ValueError(f"schema {theirs!r}, and {schema} is read here: {advice}")
+    return found
+
+
+def check_fields(kind: type[Any], found: Mapping[str, Any], kinds: Kinds, within: str = "") -> None:
+    """All of a dataclass's fields and no other, each of a kind that its annotation allows."""
+    names = {f.name: str(f.type) for f in fields(kind)}
+    for name in names.keys() - found.keys():
+        raise ValueError(f"{within}{name}: missing")
+    for name in found.keys() - names.keys():
+        raise ValueError(f"{within}{name}: unknown")
+    for name, expected in names.items():
+        value, allowed = found[name], kinds[expected]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            raise ValueError(f"{within}{name}: expected {expected}; got {value!r:.60}")
+
+
+def check_finite(value: Any, path: str = "") -> None:
+    """No number, however deep, that is infinite: 1e999 is JSON."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            check_finite(inner, f"{path}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value, 1):
+            check_finite(inner, f"{path}[{number}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path}: not finite")
+
+
+def read(path: Path, noun: str, parse: Callable[[str], T]) -> Iterator[T]:
+    """The lines of a file, or of every ``*.jsonl`` in a folder; none where it is missing."""
+    if path.is_dir():
+        for file in sorted(path.glob("*.jsonl")):
+            yield from read(file, noun, parse)
+        return
+    if not path.exists():
+        return
+    try:
+        lines = path.read_text("utf-8").split("\n")  # splitlines() has more ends than JSON lines
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} holds no {noun}s: it is not text in UTF-8") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield parse(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+
+
+def append(path: Path, line: str, unless: str | None = None) -> None:
+    """Add a line, whole or not at all, unless one with this text in it is there already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    with lock, path.open("a+b", buffering=0) as file:
+        file.seek(0)
+        before = file.read()
+        whole = before[: before.rfind(b"\n") + 1]
+        if unless is not None and unless.encode() in whole:
+            return
+        size = len(before)
+        broken = before and not before.endswith(b"\n")  # a line that someone else left unfinished
+        rest = b"\n" * bool(broken) + line.encode() + b"\n"
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except BaseException:  # a full disk, an interrupt
+            file.truncate(size)
+            raise

@@ -1,0 +1,1 @@
+"""Records and checkpoints to a page. Nothing is trained here."""

@@ -1,0 +1,192 @@
+"""What a page says, in plain values: made from records, shown by the page's script.
+
+Errors and losses are as in records; errors in per cent. Text is text: nothing here is markup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["holds", "none", "reversed", "unclear", "open"]
+# beyond the spread · within it · the other way round, beyond it · one run only · not yet run
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one cell has a lower error than another."""
+
+    against: str  # the other cell, as in "resnet20 none"
+    published: float | None  # how much lower, in points
+    gain: float | None  # ours
+    spread: float | None  # of our gain
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell of an experiment: what the paper has, and what we have."""
+
+    network: str
+    recalibration: str
+    options: str  # as in "scales=1,2"; mostly empty
+    dataset: str
+    published: float | None
+    published_spread: float | None
+    mean: float | None  # of the last epoch's error over seeds; None: not run yet
+    spread: float | None  # standard deviation over seeds; None with fewer than two
+    n: int
+    difference: float | None  # ours less the paper's
+    published5: float | None  # top-5, where the paper has it
+    mean5: float | None
+    claim: Claim | None
+    remark: str
+    runs: tuple[str, ...]  # ids, keys of Page.provenance, one for each of the n
+
+
+@dataclass(frozen=True)
+class Table:
+    """One of the paper's tables, or the demo's."""
+
+    name: str  # table3, …
+    title: str
+    note: str  # a sentence or two, for people who have not read the paper
+    rows: tuple[Row, ...]
+    left: int  # runs that are missing for three seeds everywhere
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A configuration's course: mean, lowest and highest over its seeds, an entry an epoch."""
+
+    label: str  # "resnet20 mssar"
+    network: str
+    recalibration: str
+    options: str
+    dataset: str
+    n: int
+    going: bool  # still being trained: shorter than the others
+    epochs: int  # of the recipe
+    mean: dict[str, list[float]]  # by train_loss, test_loss, train_error, test_error
+    low: dict[str, list[float]]
+    high: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A network's error over its cost, the paper's or ours."""
+
+    network: str
+    recalibration: str
+    options: str
+    dataset: str
+    published: bool
+    error: float
+    spread: float | None
+    n: int
+    macs: float
+    params: float | None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """How long an image takes, measured; and over that of the network without recalibration."""
+
+    network: str
+    recalibration: str
+    options: str
+    dataset: str  # whose images are of this size
+    what: Literal["training", "inference"]
+    hardware: str
+    batch: int
+    precision: str
+    ms: float  # a batch, median
+    low: float  # 20th percentile
+    high: float  # 80th
+    ratio: float | None  # to the same with recalibration "none"; None where that is not measured
+    source: str  # how it was measured, as in "mssar bench" or "the runs' own epochs"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A map of weights, row by row in bytes: 0 is ``Explained.low``, 255 ``Explained.high``."""
+
+    height: int
+    width: int
+    values: str  # base64
+
+
+@dataclass(frozen=True)
+class Block:
+    """One recalibrated block of a network."""
+
+    name: str  # as in the network
+    stage: int  # from 1
+    channels: int
+    scales: tuple[int, ...]
+    shown: tuple[int, ...]  # channels that vary most over positions, and so are worth a look
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the layers of a network made of one image.
+
+    ``maps[block][view][scale]``: view 0 is the mean over channels, the others are the block's
+    ``shown``; scale 0 is all scales together, Z, the others are the block's scales in turn.
+    """
+
+    image: str  # data: URI of a PNG
+    height: int
+    width: int
+    label: str
+    guess: str
+    maps: tuple[tuple[tuple[Grid, ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often which weight occurs in a stage: shares of ``bins`` equal parts of 0 … 1."""
+
+    stage: int
+    scale: int  # 0: all together
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a trained network's layers see in a few test images."""
+
+    label: str  # "resnet20 mssar, seed 0"
+    dataset: str
+    low: float
+    high: float
+    blocks: tuple[Block, ...]
+    images: tuple[Seen, ...]
+    histograms: tuple[Histogram, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """All of it."""
+
+    kind: Literal["reproduction", "demo"]
+    title: str
+    made: str  # ISO 8601
+    version: str
+    findings: tuple[str, ...]  # what comes out of it, in sentences
+    tables: tuple[Table, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    points: tuple[Point, ...] = ()
+    times: tuple[Timed, ...] = ()
+    explained: tuple[Explained, ...] = ()
+    problems: tuple[str, ...] = ()  # what could not be read, file and line
+    # A run's seed, error, command, commit, hardware, checksum and so on, as text by name.
+    provenance: dict[str, dict[str, str]] = field(default_factory=dict)
+    live: bool = False  # served from a folder that is trained into: look for news
+
+
+def plain(page: Page) -> dict[str, Any]:
+    """As JSON takes it."""
+    from dataclasses import asdict
+
+    return asdict(page)

@@ -1,0 +1,174 @@
+"""Courses of training, errors over cost, and measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median, quantiles
+from typing import Any
+
+from mssar.lab import timings
+from mssar.lab.engine.checkpoint import Progress
+from mssar.lab.experiments.paper import ILSVRC2012, TABLE3
+from mssar.lab.records import Epoch, Record
+from mssar.lab.report.content import Curve, Point, Timed
+from mssar.lab.report.groups import Group, Name, named, on_their_way
+from mssar.lab.timings import Timing
+
+QUANTITIES = ("train_loss", "test_loss", "train_error", "test_error")
+SIZES = {32: ("cifar10", "cifar100", "arrangements"), 224: ("ilsvrc2012", "imagefolder")}
+
+
+def curves(groups: Iterable[Group], going: Iterable[Progress] = ()) -> list[Curve]:
+    """Of finished runs by group, of the others each its own."""
+    found = []
+    for group in groups:
+        courses = [record.epochs for record in group.records]
+        found.append(_curve(group.name, group.name.label, courses, len(courses[0]), going=False))
+    for progress in going:
+        name, epochs = on_their_way(progress), _epochs(progress)
+        if name and epochs:
+            label = f"{name.label}, seed {progress.run.get('seed')}"
+            whole = progress.run["recipe"].get("epochs")
+            length = whole if isinstance(whole, int) else len(epochs)
+            found.append(_curve(name, label, [epochs], length, going=True))
+    return found
+
+
+def _epochs(progress: Progress) -> list[Epoch]:
+    """A history that is none, in a file from elsewhere, is left out."""
+    try:
+        epochs = [Epoch(**entry) for entry in progress.history]
+        for epoch in epochs:
+            float(sum(getattr(epoch, name) for name in QUANTITIES))
+    except TypeError:
+        return []
+    return epochs
+
+
+def _curve(
+    name: Name, label: str, courses: Sequence[Sequence[Epoch]], length: int, *, going: bool
+) -> Curve:
+    shortest = min(map(len, courses))
+    columns = {
+        quantity: [
+            [float(getattr(course[at], quantity)) for course in courses] for at in range(shortest)
+        ]
+        for quantity in QUANTITIES
+    }
+    return Curve(
+        label=label,
+        network=name.network,
+        recalibration=name.recalibration,
+        options=" ".join(part for part in (name.options, name.recipe) if part),
+        dataset=name.dataset,
+        n=len(courses),
+        going=going,
+        epochs=length,
+        mean={q: [fmean(v) for v in column] for q, column in columns.items()},
+        low={q: [min(v) for v in column] for q, column in columns.items()},
+        high={q: [max(v) for v in column] for q, column in columns.items()},
+    )
+
+
+def points(groups: Iterable[Group], *, published: bool) -> list[Point]:
+    """Errors over multiply-adds: the paper's where asked for, and ours."""
+    found = []
+    for row in (*TABLE3, *ILSVRC2012) if published else ():
+        for dataset, error in row.errors.items():
+            if row.macs and dataset != "top5":
+                data = "ilsvrc2012" if dataset == "top1" else dataset
+                spread = row.spread.get(dataset)
+                said = (row.network, row.recalibration, "", data, True)
+                found.append(Point(*said, error, spread, row.runs, row.macs, row.params))
+    for group in groups:
+        name, record = group.name, group.records[0]
+        options = " ".join(part for part in (name.options, name.recipe) if part)
+        said = (name.network, name.recalibration, options, name.dataset, False)
+        cost = (float(record.macs), float(record.params))
+        found.append(Point(*said, group.mean, group.spread, group.n, *cost))
+    return found
+
+
+def times(measured: Sequence[Timing], groups: Iterable[Group]) -> list[Timed]:
+    """What was measured on purpose; of what runs on its own, the epochs of runs too."""
+    found = []
+    for one in _latest(measured):
+        options = _options(one)
+        data = SIZES.get(one.size[-1], ("",))[0]
+        found.append(
+            Timed(
+                one.network,
+                one.recalibration,
+                options,
+                data,
+                "inference" if one.what == "inference" else "training",
+                one.environment["hardware"],
+                one.batch,
+                one.precision,
+                one.median_ms,
+                one.p20_ms,
+                one.p80_ms,
+                timings.ratio(one, measured),
+                f"{one.command}, {one.made[:10]}",
+            )
+        )
+    known = {(one.network, one.recalibration, one.hardware) for one in found}
+    return found + [
+        t for t in _of_epochs(groups) if (t.network, t.recalibration, t.hardware) not in known
+    ]
+
+
+def _latest(measured: Sequence[Timing]) -> list[Timing]:
+    """Of the same thing measured twice the later."""
+    last: dict[Any, Timing] = {}
+    for one in sorted(measured, key=lambda timing: timing.made):
+        conditions = (one.size, one.what, one.batch, one.precision, one.compile)
+        who = (one.network, one.recalibration, _options(one), one.environment["hardware"])
+        last[who + conditions] = one
+    return list(last.values())
+
+
+def _options(one: Timing) -> str:
+    run = {"network": one.network, "recalibration": one.recalibration, "options": one.options}
+    return named({**run, "dataset": "", "recipe": {}, "seed": 0}).options
+
+
+def _of_epochs(groups: Iterable[Group]) -> list[Timed]:
+    """Seconds of epochs of runs that had the device for themselves, as milliseconds a batch."""
+    found: list[tuple[Group, Record, list[float]]] = []
+    for group in groups:
+        alone = [r for r in group.records if r.execution["together"] == 1]
+        batch = group.run["recipe"].get("batch")
+        if not alone or not isinstance(batch, int) or batch < 1:
+            continue
+        steps = -(-alone[0].data["train"] // batch)
+        ms = [1000 * e.seconds / steps for r in alone for e in r.epochs[1:] or r.epochs]
+        found.append((group, alone[0], ms))
+    times = []
+    for group, record, ms in found:
+        base = next((m for g, r, m in found if _comparable(g, r, group, record)), None)
+        low, *_, high = quantiles(ms, n=5) if len(ms) > 1 else (ms[0], ms[0])
+        times.append(
+            Timed(
+                group.name.network,
+                group.name.recalibration,
+                group.name.options,
+                group.name.dataset,
+                "training",
+                record.environment["hardware"],
+                group.run["recipe"]["batch"],
+                str(record.execution.get("precision", "")),
+                median(ms),
+                low,
+                high,
+                median(ms) / median(base) if base and median(base) else None,
+                "epochs of these runs, with their tests",
+            )
+        )
+    return times
+
+
+def _comparable(other: Group, theirs: Record, group: Group, ours: Record) -> bool:
+    same = all(other.run[name] == group.run[name] for name in ("network", "dataset", "recipe"))
+    hardware = theirs.environment["hardware"] == ours.environment["hardware"]
+    return same and hardware and other.run["recalibration"] == "none"

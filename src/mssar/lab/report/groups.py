@@ -1,0 +1,149 @@
+"""Runs that differ in nothing but their seeds, and how their errors compare."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from mssar.lab.engine.checkpoint import Progress
+from mssar.lab.records import Record
+from mssar.lab.report.content import Claim, Verdict
+from mssar.lab.run import run_from_dict, text_of
+
+
+@dataclass(frozen=True)
+class Name:
+    """What is trained, as text. A record may name networks that this version does not know."""
+
+    network: str
+    recalibration: str
+    options: str  # those that are not the default
+    dataset: str
+    recipe: str  # where it is not the usual one
+
+    @property
+    def label(self) -> str:
+        said = (self.network, self.recalibration, self.options, self.recipe)
+        return " ".join(part for part in said if part)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Finished runs, one a seed."""
+
+    name: Name
+    run: Mapping[str, Any]  # with the first one's seed
+    records: tuple[Record, ...]
+
+    @property
+    def n(self) -> int:
+        return len(self.records)
+
+    @property
+    def mean(self) -> float:
+        return fmean(record.error for record in self.records)
+
+    @property
+    def spread(self) -> float | None:
+        """The sample standard deviation; one run has none."""
+        return stdev(record.error for record in self.records) if self.n > 1 else None
+
+
+def named(run: Mapping[str, Any]) -> Name:
+    """The name of a record's run."""
+    try:
+        known = run_from_dict(dict(run))
+        options = known.particulars
+    except (ValueError, TypeError, KeyError):  # of another version, or made by hand
+        options = [f"{name}={text_of(value)}" for name, value in run["options"].items()]
+    return Name(
+        run["network"], run["recalibration"], " ".join(options), run["dataset"], _recipe(run)
+    )
+
+
+def _recipe(run: Mapping[str, Any]) -> str:
+    from mssar.lab.run import usual_recipe
+
+    recipe = run["recipe"]
+    try:
+        usual = usual_recipe(run["network"], run["dataset"]).as_dict()
+    except ValueError:
+        return ""
+    if recipe == usual:
+        return ""
+    changed = {name: value for name, value in recipe.items() if usual.get(name) != value}
+    if "name" in changed:
+        return f"recipe={recipe['name']}"
+    return " ".join(f"{name}={text_of(value)}" for name, value in changed.items())
+
+
+def grouped(records: Iterable[Record]) -> list[Group]:
+    """In the order in which they come. Of a run recorded twice the first counts."""
+    found: dict[str, dict[int, Record]] = {}
+    for record in records:
+        key = json.dumps({**record.run, "seed": 0}, sort_keys=True)
+        found.setdefault(key, {}).setdefault(record.run["seed"], record)
+    groups = []
+    for by_seed in found.values():
+        ordered = tuple(by_seed[seed] for seed in sorted(by_seed))
+        groups.append(Group(named(ordered[0].run), ordered[0].run, ordered))
+    return groups
+
+
+def claim(
+    against: str, ours: Iterable[Record], theirs: Iterable[Record], published: float | None
+) -> Claim:
+    """Whether some runs have a lower error than others, beyond the spread over seeds."""
+    ours, theirs = list(ours), list(theirs)
+    if not ours or not theirs:
+        return Claim(against, published, None, None, "open")
+    gain = fmean(r.error for r in theirs) - fmean(r.error for r in ours)
+    if len(ours) < 2 or len(theirs) < 2:
+        return Claim(against, published, gain, None, "unclear")
+    spread = math.hypot(stdev(r.error for r in ours), stdev(r.error for r in theirs))
+    verdict: Verdict = "none" if abs(gain) <= spread else "holds" if gain > 0 else "reversed"
+    return Claim(against, published, gain, spread, verdict)
+
+
+def provenance(record: Record) -> dict[str, str]:
+    """Where a number comes from, as text."""
+    environment, code, run = record.environment, record.code, record.run
+    commit = str(code.get("commit") or "")
+    if commit and code.get("changed"):
+        commit += " with changes"
+    software = (
+        f"torch {environment.get('torch', '?')}",
+        f"Python {environment.get('python', '?')}",
+    )
+    said = {
+        "seed": str(run["seed"]),
+        "error": f"{record.error:.2f}%, last of {len(record.epochs)} epochs",
+        "command": record.command,
+        "code": f"mssar {code.get('version', '?')}",
+        "commit": commit,
+        "source": str(code.get("source") or ""),
+        "hardware": f"{environment['hardware']}, {', '.join(software)}",
+        "precision": str(record.execution.get("precision", "")),
+        "data": f"{run['dataset']}, {record.data['checksum']}",
+        "recipe": json.dumps(run["recipe"]),
+        "finished": record.finished,
+        "time": f"{record.seconds:,.0f} s, {record.execution['together']} at once",
+        "interruptions": str(record.interruptions),
+        "id": record.id,
+    }
+    return {name: text for name, text in said.items() if text}
+
+
+def on_their_way(progress: Progress) -> Name | None:
+    """The name of an unfinished run; None where its checkpoint names none."""
+    run = progress.run
+    texts = ("network", "recalibration", "dataset")
+    if not all(isinstance(run.get(name), str) for name in texts):
+        return None
+    if not isinstance(run.get("options"), dict) or not isinstance(run.get("recipe"), dict):
+        return None
+    return named(run)

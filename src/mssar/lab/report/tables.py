@@ -1,0 +1,166 @@
+"""The paper's tables with our numbers in them, and a table of whatever else was run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from mssar.lab.experiments import EXPERIMENTS
+from mssar.lab.experiments.cell import Cell
+from mssar.lab.experiments.paper import STRATEGY_GAIN
+from mssar.lab.experiments.plan import State, plan_for
+from mssar.lab.records import Record
+from mssar.lab.report.content import Claim, Row, Table
+from mssar.lab.report.groups import Group, claim, grouped
+
+NOTES = {
+    "table3": (
+        "The paper's main result: the same networks, trained in the same way, with and without "
+        "MS-SAR. Rows with reduction=3 are a narrower layer, which fits the published costs."
+    ),
+    "table4": (
+        "Which scales matter? Scale 1 alone is Squeeze-and-Excitation: one region, the whole map. "
+        "The claim is that several scales together are better than it."
+    ),
+    "strategy": (
+        "Regions that tile the map, or a window around every position. The paper prints no error "
+        f"here, and says that regions are about {STRATEGY_GAIN} points better."
+    ),
+    "stage": (
+        "In a DenseNet the weights of new channels may come from all channels so far (multi) or "
+        "from the new ones alone (single)."
+    ),
+    "ilsvrc": "A thousand classes of photographs; top-1 error of one centre crop, top-5 beside it.",
+}
+
+Pick = Callable[[Cell, Sequence[Cell]], Cell | None]
+
+
+def _find(cells: Sequence[Cell], cell: Cell, recalibration: str, **options: object) -> Cell | None:
+    """Another cell of the same network and data set."""
+    for other in cells:
+        row = other.row
+        same = (row.network, other.dataset) == (cell.row.network, cell.dataset)
+        if same and row.recalibration == recalibration and dict(other.options) == options:
+            return other
+    return None
+
+
+def _over_none(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    return None if cell.row.recalibration == "none" else _find(cells, cell, "none")
+
+
+def _over_fewer_scales(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    if len(cell.options.get("scales", ())) == 3:
+        return _find(cells, cell, "mssar", scales=(1,))
+    return _over_none(cell, cells)
+
+
+def _over_sliding(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    regional = cell.options.get("strategy") == "regional"
+    return _find(cells, cell, "mssar", strategy="sliding") if regional else None
+
+
+def _over_single(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    multi = cell.options.get("stage") == "multi"
+    return _find(cells, cell, "mssar", stage="single") if multi else None
+
+
+def _over_the_one_before(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    lesser = {"mssar": "se", "se": "none"}.get(cell.row.recalibration)
+    return _find(cells, cell, lesser) if lesser else None
+
+
+# What each row is claimed to be better than.
+AGAINST: dict[str, Pick] = {
+    "table3": _over_none,
+    "table4": _over_fewer_scales,
+    "strategy": _over_sliding,
+    "stage": _over_single,
+    "ilsvrc": _over_the_one_before,
+}
+
+
+def paper_tables(records: Iterable[Record]) -> list[Table]:
+    """Every table of the paper, with what is recorded of it."""
+    found = list(records)
+    tables = []
+    for name, experiment in EXPERIMENTS.items():
+        plan = plan_for([name], found, hardware="")
+        rows = tuple(_row(state, plan.cells, AGAINST[name]) for state in plan.cells)
+        title = experiment.title[0].upper() + experiment.title[1:]
+        tables.append(Table(name, title, NOTES[name], rows, len(plan.missing)))
+    return tables
+
+
+def _row(state: State, states: Sequence[State], pick: Pick) -> Row:
+    cell = state.cell
+    other = pick(cell, [one.cell for one in states])
+    made: Claim | None = None
+    if other is not None:
+        theirs = next(one for one in states if one.cell is other)
+        published = _gain(cell, other)
+        said = " ".join((other.row.recalibration, *other.particulars))
+        made = claim(said, state.records, theirs.records, published)
+    return Row(
+        network=cell.row.network,
+        recalibration=cell.row.recalibration,
+        options=" ".join(cell.particulars),
+        dataset=cell.dataset,
+        published=cell.published,
+        published_spread=cell.spread,
+        mean=state.mean,
+        spread=state.stdev,
+        n=state.n,
+        difference=state.difference,
+        published5=cell.published5,
+        mean5=state.mean5 if cell.published5 is not None else None,
+        claim=made,
+        remark=cell.remark,
+        runs=tuple(record.id for record in state.records),
+    )
+
+
+def _gain(cell: Cell, other: Cell) -> float | None:
+    if cell.published is not None and other.published is not None:
+        return other.published - cell.published
+    return STRATEGY_GAIN if cell.options.get("strategy") == "regional" else None
+
+
+def other_runs(records: Iterable[Record], shown: Iterable[str] = ()) -> list[Group]:
+    """Groups of records that are in no table of the paper."""
+    known = set(shown)
+    return [g for g in grouped(records) if not known.intersection(r.id for r in g.records)]
+
+
+def own_table(name: str, title: str, note: str, groups: Sequence[Group]) -> Table:
+    """A table without published numbers; each row is held against the same without the layer."""
+    rows = []
+    for group in groups:
+        base = next((other for other in groups if _is_base(other, group)), None)
+        made = claim("none", group.records, base.records, None) if base else None
+        rows.append(
+            Row(
+                network=group.name.network,
+                recalibration=group.name.recalibration,
+                options=" ".join(p for p in (group.name.options, group.name.recipe) if p),
+                dataset=group.name.dataset,
+                published=None,
+                published_spread=None,
+                mean=group.mean,
+                spread=group.spread,
+                n=group.n,
+                difference=None,
+                published5=None,
+                mean5=None,
+                claim=made,
+                remark="",
+                runs=tuple(record.id for record in group.records),
+            )
+        )
+    return Table(name, title, note, tuple(rows), 0)
+
+
+def _is_base(other: Group, group: Group) -> bool:
+    same = all(other.run[name] == group.run[name] for name in ("network", "dataset", "recipe"))
+    ours, theirs = group.run["recalibration"], other.run["recalibration"]
+    return same and theirs == "none" and ours != "none"
