@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,12 @@ import typer
 
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
+from mssar.lab.commands.report import write
 from mssar.lab.display import results
 from mssar.lab.recipes import DEMO
 from mssar.lab.records import Record
+from mssar.lab.report import build
+from mssar.lab.report.collect import collect
 from mssar.lab.run import Run
 
 FOLDER = opt.RUNS / "demo"
@@ -27,11 +31,12 @@ def demo(
     time_budget: opt.Budget = None,
     device: opt.Device = "auto",
     tensorboard: opt.Tensorboard = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Train a small network with no recalibration, SE and MS-SAR on pictures made on the spot.
 
-    Each picture holds the same things; where they are decides the class. What was interrupted goes
-    on when it is called again.
+    Each picture holds the same things; where they are decides the class. At the end a page shows
+    what came out. What was interrupted goes on when it is called again.
 
     \b
     mssar demo
@@ -56,7 +61,18 @@ def demo(
         out.print(results(outcome.records, out.width))
         out.print(_honestly(outcome.records, seeds), highlight=False, soft_wrap=True)
         out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
+        _page(runs, show)
     opt.leave(outcome, "the same command")
+
+
+def _page(runs: Path, show: bool) -> None:
+    """All of it as a page, beside the records."""
+    page = runs / "report.html"
+    maps = build.Maps(None, lambda line: typer.echo(line, err=True))
+    write(build.demo(collect([runs]), maps), page)
+    console().print(f"page:    {page}", highlight=False)
+    if show:
+        webbrowser.open(page.resolve().as_uri())
 
 
 def _honestly(found: list[Record], seeds: int) -> str:

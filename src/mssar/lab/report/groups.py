@@ -12,7 +12,7 @@ from typing import Any
 from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.records import Record
 from mssar.lab.report.content import Claim, Verdict
-from mssar.lab.run import run_from_dict, text_of
+from mssar.lab.run import run_from_dict, text_of, usual_recipe
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,13 @@ def named(run: Mapping[str, Any]) -> Name:
         known = run_from_dict(dict(run))
         options = known.particulars
     except (ValueError, TypeError, KeyError):  # of another version, or made by hand
-        options = [f"{name}={text_of(value)}" for name, value in run["options"].items()]
+        options = [f"{name}={_text(value)}" for name, value in run["options"].items()]
     return Name(
         run["network"], run["recalibration"], " ".join(options), run["dataset"], _recipe(run)
     )
 
 
 def _recipe(run: Mapping[str, Any]) -> str:
-    from mssar.lab.run import usual_recipe
-
     recipe = run["recipe"]
     try:
         usual = usual_recipe(run["network"], run["dataset"]).as_dict()
@@ -78,7 +76,11 @@ def _recipe(run: Mapping[str, Any]) -> str:
     changed = {name: value for name, value in recipe.items() if usual.get(name) != value}
     if "name" in changed:
         return f"recipe={recipe['name']}"
-    return " ".join(f"{name}={text_of(value)}" for name, value in changed.items())
+    return " ".join(f"{name}={_text(value)}" for name, value in changed.items())
+
+
+def _text(value: object) -> str:
+    return text_of(tuple(value) if isinstance(value, list) else value)
 
 
 def grouped(records: Iterable[Record]) -> list[Group]:

@@ -1,0 +1,115 @@
+"""``mssar report``: the page."""
+
+from __future__ import annotations
+
+import errno
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mssar.lab.commands import options as opt
+from mssar.lab.engine.checkpoint import write_whole
+from mssar.lab.report import build
+from mssar.lab.report.collect import Collection, collect
+from mssar.lab.report.content import Page
+from mssar.lab.report.page import html
+from mssar.lab.report.serve import Server, Source
+
+RECORDS = Path("records")
+PORT = 8017
+
+
+def report(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PLACE…]",
+            help="Files of records and timings, and folders with such or with runs. "
+            "records and runs, if there are none.",
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    demo: Annotated[
+        bool, typer.Option("--demo", help="The demo's page: shorter, and explained.")
+    ] = False,
+    maps: Annotated[
+        bool, typer.Option("--maps/--no-maps", help="Show what layers see in test images.")
+    ] = True,
+    data_dir: opt.DataDir = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve it to this machine, and follow what changes.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0: any.")] = PORT,
+    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Make a page of records and checkpoints: the paper's numbers and ours, side by side.
+
+    It is one file that needs nothing else. Nothing is trained.
+
+    \b
+    mssar report
+    mssar report runs/demo --demo -o demo.html
+    mssar report --serve
+    """
+    chosen = _places(places)
+    looked = build.Maps(data_dir, lambda line: typer.echo(line, err=True)) if maps else None
+    make = build.demo if demo else build.reproduction
+
+    def page(live: bool) -> tuple[Page, Collection]:
+        found = collect(chosen)
+        return make(found, looked, live=live), found
+
+    if serve:
+        _serve(Source(chosen, lambda: page(True)[0]), port, show)
+        return
+    made, found = page(False)
+    write(made, output)
+    for problem in made.problems:
+        typer.echo(f"mssar: {problem}", err=True)
+    counted = f"{len(found.records)} records, {len(found.timings)} timings"
+    if found.going:
+        counted += f", {len(found.going)} runs on their way"
+    typer.echo(f"{output}: {counted}")
+    if show:
+        webbrowser.open(output.resolve().as_uri())
+
+
+def write(page: Page, output: Path) -> None:
+    """The page as a file, whole or not at all."""
+    if not output.parent.is_dir():
+        raise ValueError(f"there is no folder {output.parent} for {output.name}")
+    write_whole(output, html(page).encode())
+
+
+def _places(places: list[Path] | None) -> list[Path]:
+    for place in places or ():
+        if not place.exists():
+            raise ValueError(f"there is no {place}; name files of records, or folders")
+    found = places or [place for place in (RECORDS, opt.RUNS) if place.exists()]
+    if not found:
+        raise ValueError(
+            f"there is neither {RECORDS} nor {opt.RUNS} here; name files of records or folders, "
+            "or train something first: mssar demo"
+        )
+    return found
+
+
+def _serve(source: Source, port: int, show: bool) -> None:
+    try:
+        server = Server(source, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise ValueError(f"port {port} is in use; --port 0 takes any that is free") from None
+    typer.echo("collecting", err=True)
+    source.page()  # so that the first look is quick, and trouble is seen here
+    typer.echo(f"{server.url}  (Ctrl-C ends it)")
+    if show:
+        webbrowser.open(server.url)
+    with server:
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            typer.echo("ended", err=True)

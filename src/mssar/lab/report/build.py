@@ -1,0 +1,127 @@
+"""From what was found to a page: the reproduction's, or the demo's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import mssar
+from mssar.lab import data
+from mssar.lab.engine.evaluate import trained
+from mssar.lab.records import Record
+from mssar.lab.report import figures, tables
+from mssar.lab.report.collect import Collection
+from mssar.lab.report.content import Explained, Page, Table
+from mssar.lab.report.findings import claims, comparison, coverage
+from mssar.lab.report.groups import Group, grouped, provenance
+from mssar.lab.report.maps import explained
+
+DEMO_NOTE = (
+    "Every picture holds the same six shapes, in the same colours and textures; which two stand "
+    "next to the disc is the class. Small differences are chance."
+)
+OTHER_NOTE = "Runs that are not part of the paper: other data, other recipes, other networks."
+SEEN = 2  # networks whose layers are shown
+
+
+class Maps:
+    """What layers see, of runs whose folders and data are here; made once a checkpoint."""
+
+    def __init__(self, data_dir: Path | None, say: Callable[[str], None]) -> None:
+        self.data_dir, self.say = data_dir, say
+        self._made: dict[Path, Explained | str] = {}
+
+    def of(self, folders: Sequence[Path]) -> tuple[list[Explained], list[str]]:
+        """Of runs' folders; and what was in the way."""
+        for folder in folders:
+            if folder not in self._made:
+                self.say(f"looking at what {folder.name} sees")
+                self._made[folder] = self._one(folder)
+        made = [self._made[folder] for folder in folders]
+        seen = [one for one in made if not isinstance(one, str)]
+        return seen, [one for one in made if isinstance(one, str)]
+
+    def _one(self, folder: Path) -> Explained | str:
+        try:
+            chosen = trained(folder)
+            found = data.load(chosen.run.dataset, self.data_dir)
+            return explained(chosen, found)
+        except (ValueError, OSError) as error:
+            return f"{folder}: what its layers see is not shown: {error}"
+
+
+def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
+    """The paper's tables with ours beside them, and whatever else was run."""
+    made = tables.paper_tables(found.records)
+    shown = [run for table in made for row in table.rows for run in row.runs]
+    others = tables.other_runs(found.records, shown)
+    if others:
+        made.append(tables.own_table("others", "Other runs", OTHER_NOTE, others))
+    groups = grouped(found.records)
+    return _page(
+        found,
+        "reproduction",
+        "MS-SAR, reproduced",
+        (*claims(made), *coverage(made)),
+        made,
+        groups,
+        maps,
+        live=live,
+    )
+
+
+def demo(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
+    """None, SE and MS-SAR on the embedded pictures."""
+    groups = grouped(found.records)
+    made = tables.own_table("demo", "None, SE and MS-SAR", DEMO_NOTE, groups)
+    return _page(
+        found, "demo", "MS-SAR in a minute", comparison(made), [made], groups, maps, live=live
+    )
+
+
+def _page(
+    found: Collection,
+    kind: str,
+    title: str,
+    findings: Sequence[str],
+    made: Sequence[Table],
+    groups: Sequence[Group],
+    maps: Maps | None,
+    *,
+    live: bool,
+) -> Page:
+    seen, hindrances = maps.of(_worth_seeing(found, kind)) if maps else ([], [])
+    return Page(
+        kind="demo" if kind == "demo" else "reproduction",
+        title=title,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=mssar.__version__,
+        findings=tuple(findings),
+        tables=tuple(made),
+        curves=tuple(figures.curves(groups, found.going.values())),
+        points=tuple(figures.points(groups, published=kind != "demo")),
+        times=tuple(figures.times(found.timings, groups)),
+        explained=tuple(seen),
+        problems=(*found.problems, *hindrances),
+        provenance={record.id: provenance(record) for record in found.records},
+        live=live,
+    )
+
+
+def _worth_seeing(found: Collection, kind: str) -> list[Path]:
+    """Folders of finished runs with MS-SAR, a network and data set once; in the demo SE's too."""
+    wanted = ("mssar", "se") if kind == "demo" else ("mssar",)
+    chosen: dict[tuple[object, ...], Path] = {}
+    by_kind = sorted(found.records, key=lambda r: (_rank(r, wanted), r.run["seed"]))
+    for record in by_kind:
+        run = record.run
+        if run["recalibration"] in wanted and record.id in found.folders:
+            key = (run["network"], run["dataset"], run["recalibration"])
+            chosen.setdefault(key, found.folders[record.id])
+    return list(chosen.values())[:SEEN]
+
+
+def _rank(record: Record, wanted: Sequence[str]) -> int:
+    kind = record.run["recalibration"]
+    return wanted.index(kind) if kind in wanted else len(wanted)

@@ -1,0 +1,80 @@
+"""What comes out of the tables, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mssar.lab.report.content import Claim, Row, Table
+
+DATA = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "ilsvrc2012": "ILSVRC2012",
+    "arrangements": "the embedded pictures",
+}
+
+
+def claims(made: Sequence[Table]) -> list[str]:
+    """Of the main tables, what is decided."""
+    rows = [row for table in made if table.name in ("table3", "ilsvrc") for row in table.rows]
+    return [
+        _finding(row, row.claim, row.claim.gain)
+        for row in rows
+        if row.claim and row.claim.gain is not None and row.recalibration == "mssar"
+    ]
+
+
+def _finding(row: Row, claim: Claim, gain: float) -> str:
+    what = " ".join(part for part in (row.network, row.options) if part)
+    spread = f"the spread over seeds of {claim.spread or 0:.2f}"
+    said = (
+        f"{what} on {DATA.get(row.dataset, row.dataset)}: with MS-SAR the error is "
+        f"{abs(gain):.2f} points {'higher' if gain < 0 else 'lower'} than with {claim.against}"
+    )
+    if claim.published is not None:
+        said += f" (published: {claim.published:.2f} lower)"
+    verdicts = {
+        "holds": f", which is beyond {spread}.",
+        "reversed": f", which is beyond {spread}.",
+        "none": f", which is within {spread}: no difference.",
+    }
+    return said + verdicts.get(claim.verdict, "; with so few runs that may be chance.")
+
+
+def coverage(made: Sequence[Table]) -> list[str]:
+    rows = [row for table in made if table.name != "others" for row in table.rows]
+    done = sum(1 for row in rows if row.n)
+    if not rows:
+        return []
+    return [
+        f"{done} of the {len(rows)} cells of the paper's tables have been run; "
+        "the others say so, and `mssar reproduce` goes on with them."
+    ]
+
+
+def comparison(table: Table) -> list[str]:
+    """The demo's outcome, with what may be believed of it."""
+    found = []
+    for row in table.rows:
+        spread = f" ± {row.spread:.2f}" if row.spread is not None else ""
+        runs = "one run" if row.n == 1 else f"{row.n} runs"
+        name = {"none": "no recalibration", "se": "SE", "mssar": "MS-SAR"}
+        found.append(
+            f"{name.get(row.recalibration, row.recalibration)}: {row.mean or 0:.2f}{spread} % "
+            f"of the test pictures wrong ({runs})."
+        )
+    decided = [row for row in table.rows if row.claim and row.recalibration == "mssar"]
+    for row in decided:
+        assert row.claim is not None
+        sentence = {
+            "holds": "MS-SAR is ahead of no recalibration by more than the spread over seeds.",
+            "reversed": "MS-SAR is behind no recalibration by more than the spread over seeds.",
+            "none": "Between MS-SAR and no recalibration there is no difference beyond the spread.",
+            "unclear": (
+                "With one run each, nothing can be said of small differences: "
+                "`mssar demo --seeds 3` runs three."
+            ),
+        }.get(row.claim.verdict)
+        if sentence:
+            found.append(sentence)
+    return found

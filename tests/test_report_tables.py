@@ -1,0 +1,183 @@
+"""Tables: the paper's numbers and ours side by side, and what may be concluded."""
+
+import json
+from dataclasses import replace
+from math import hypot
+from statistics import stdev
+
+import pytest
+from test_experiments import ILSVRC, TABLE3, numbers, record_of, run_of
+
+from mssar.lab.experiments import EXPERIMENTS
+from mssar.lab.recipes import varied
+from mssar.lab.report import tables
+from mssar.lab.report.collect import Collection
+from mssar.lab.report.findings import claims, comparison, coverage
+from mssar.lab.report.groups import claim, grouped, named, provenance
+
+
+def some(errors, **run):
+    return [record_of(run_of(seed=seed, **run), error) for seed, error in enumerate(errors)]
+
+
+def table(name, recorded=()):
+    return next(t for t in tables.paper_tables(recorded) if t.name == name)
+
+
+def row(found, network, recalibration, dataset="cifar10", options=""):
+    (chosen,) = [
+        r
+        for r in found.rows
+        if (r.network, r.recalibration, r.dataset, r.options)
+        == (network, recalibration, dataset, options)
+    ]
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        ([7.8, 7.7, 7.9], [8.6, 8.5, 8.7], "holds"),
+        ([8.6, 8.5, 8.7], [7.8, 7.7, 7.9], "reversed"),
+        ([8.0, 8.6], [8.1, 8.7], "none"),
+        ([8.0, 8.0], [8.0, 8.0], "none"),
+        ([7.0], [9.0, 9.0], "unclear"),
+        ([], [9.0, 9.0], "open"),
+    ],
+)
+def test_a_claim_holds_only_beyond_the_spread(ours, theirs, verdict):
+    a, b = some(ours, recalibration="mssar"), some(theirs)
+    made = claim("none", a, b, 1.0)
+    assert made.verdict == verdict
+    if min(len(ours), len(theirs)) > 1:
+        assert made.spread == pytest.approx(hypot(stdev(ours), stdev(theirs)))
+    if ours:
+        assert made.gain == pytest.approx(sum(theirs) / len(theirs) - sum(ours) / len(ours))
+
+
+def test_every_table_is_there_with_the_papers_numbers_and_nothing_of_ours():
+    made = tables.paper_tables([])
+    assert [t.name for t in made] == list(EXPERIMENTS)
+    assert all(r.mean is None and not r.runs and r.n == 0 for t in made for r in t.rows)
+    assert all(r.claim is None or r.claim.verdict == "open" for t in made for r in t.rows)
+    main = table("table3")
+    for network, text in TABLE3.items():
+        found = [
+            row(main, network, kind, data).published
+            for kind in ("none", "mssar")
+            for data in ("cifar10", "cifar100")
+        ]
+        assert found == numbers(text)
+    for network, text in ILSVRC.items():
+        found = [row(table("ilsvrc"), network, k, "ilsvrc2012") for k in ("none", "se", "mssar")]
+        assert [n for r in found for n in (r.published, r.published5)] == numbers(text)
+
+
+def test_our_numbers_stand_beside_the_papers():
+    recorded = some([8.8, 8.4]) + some([7.8, 7.6], recalibration="mssar")
+    main = table("table3", recorded)
+    plain, ours = row(main, "resnet20", "none"), row(main, "resnet20", "mssar")
+    assert plain.mean == pytest.approx(8.6)
+    assert plain.difference == pytest.approx(8.6 - 8.61)
+    assert plain.claim is None
+    assert ours.n == 2
+    assert ours.runs == tuple(r.id for r in recorded[2:])
+    assert ours.claim is not None
+    assert ours.claim.gain == pytest.approx(0.9)
+    assert ours.claim.published == pytest.approx(1.0)
+    assert ours.claim.verdict == "holds"
+    assert main.left == table("table3").left - 4
+
+
+def test_each_table_has_its_own_claim():
+    def against(name, *which):
+        made = row(table(name), *which).claim
+        return made and made.against
+
+    assert against("table3", "resnet56", "mssar") == "none"
+    assert against("table3", "resnet56", "mssar", "cifar10", "reduction=3") == "none"
+    assert against("table4", "resnet56", "mssar", "cifar10", "scales=1,2,4") == "mssar scales=1"
+    assert against("table4", "resnet56", "mssar", "cifar10", "scales=2") == "none"
+    regional = ("resnet56", "mssar", "cifar100", "strategy=regional")
+    assert against("strategy", *regional) == "mssar strategy=sliding"
+    assert against("strategy", *regional[:3], "strategy=sliding") is None
+    assert row(table("strategy"), *regional).claim.published == 0.2
+    multi = ("densenet100", "mssar", "cifar10", "stage=multi")
+    assert against("stage", *multi) == "mssar stage=single"
+    assert row(table("stage"), *multi).claim.published == pytest.approx(4.45 - 4.06)
+    assert against("ilsvrc", "resnet18", "mssar", "ilsvrc2012") == "se"
+    assert against("ilsvrc", "resnet18", "se", "ilsvrc2012") == "none"
+
+
+def test_other_runs_are_in_no_table_of_the_paper_but_in_one_of_their_own():
+    short = run_of()
+    short = replace(short, recipe=varied(short.recipe, epochs=3, drops=(1, 2)))
+    recorded = [record_of(short, 20.0), *some([8.8])]
+    made = tables.paper_tables(recorded)
+    shown = [r for t in made for line in t.rows for r in line.runs]
+    assert shown == [recorded[1].id] * len(shown)
+    (group,) = tables.other_runs(recorded, shown)
+    assert group.records == (recorded[0],)
+    assert group.name.label == "resnet20 none epochs=3 drops=1,2"
+    (line,) = tables.own_table("others", "Other runs", "", [group]).rows
+    assert (line.mean, line.n, line.options) == (20.0, 1, "epochs=3 drops=1,2")
+
+
+def test_runs_of_one_group_differ_in_their_seeds_alone():
+    recorded = [*some([8.0, 9.0]), *some([7.0], recalibration="mssar"), *some([8.5])]
+    first, second = grouped(recorded)
+    assert [r.error for r in first.records] == [8.0, 9.0]  # the repeat of seed 0 does not count
+    assert first.spread == pytest.approx(stdev([8.0, 9.0]))
+    assert second.spread is None
+    assert second.name.recalibration == "mssar"
+
+
+def test_a_network_that_is_not_known_here_is_shown_as_it_is_named():
+    made = record_of(run_of())
+    strange = {**made.run, "network": "<script>alert(1)</script>", "options": {"a": [1, "<b>"]}}
+    name = named(strange)
+    assert name.network == "<script>alert(1)</script>"
+    assert name.options == "a=1,<b>"
+    (group,) = grouped([replace(made, run=strange)])
+    assert group.mean == made.error
+
+
+def test_provenance_says_how_to_get_a_number_again():
+    code = {"version": "3", "commit": "abc", "changed": True, "source": "sha256:1"}
+    said = provenance(record_of(run_of(seed=4), 8.25, together=2, code=code))
+    assert said["seed"] == "4"
+    assert said["error"] == "8.25%, last of 160 epochs"
+    assert said["command"] == "mssar train"
+    assert said["commit"] == "abc with changes"
+    assert said["data"] == "cifar10, sha256:0"
+    assert said["time"] == "1,600 s, 2 at once"
+    assert json.loads(said["recipe"])["epochs"] == 160
+    assert all(isinstance(text, str) and text for text in said.values())
+
+
+def test_findings_say_what_the_numbers_say():
+    recorded = some([8.8, 8.4]) + some([7.8, 7.6], recalibration="mssar")
+    made = tables.paper_tables(recorded)
+    (said,) = claims(made)
+    assert said == (
+        "resnet20 on CIFAR-10: with MS-SAR the error is 0.90 points lower than with none "
+        "(published: 1.00 lower), which is beyond the spread over seeds of 0.32."
+    )
+    (cover,) = coverage(made)
+    assert cover.startswith("2 of the 79 cells")
+    worse = tables.paper_tables(some([8.0, 8.1]) + some([8.4, 8.2], recalibration="mssar"))
+    assert "0.25 points higher than with none" in claims(worse)[0]
+    assert claims(tables.paper_tables([])) == []
+
+
+def test_the_demo_claims_no_more_than_its_runs_allow():
+    def said(none, ours):
+        groups = grouped(some(none) + some(ours, recalibration="mssar"))
+        return comparison(tables.own_table("demo", "", "", groups))
+
+    assert said([5.2], [4.4])[0] == "no recalibration: 5.20 % of the test pictures wrong (one run)."
+    assert "nothing can be said of small differences" in said([5.2], [4.4])[-1]
+    assert "no difference beyond the spread" in said([5.2, 4.6], [4.4, 4.9])[-1]
+    assert "ahead of no recalibration" in said([5.2, 5.1], [4.4, 4.5])[-1]
+    assert "behind no recalibration" in said([4.2, 4.1], [5.4, 5.5])[-1]
+    assert comparison(tables.own_table("demo", "", "", grouped(Collection().records))) == []
