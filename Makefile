@@ -22,7 +22,7 @@ types: .venv/dev
 contracts: .venv/dev
 	$(BIN)/lint-imports --cache-dir .cache/importlinter
 
-unit: .venv/dev
+unit: .venv/dev .venv/browser
 	$(BIN)/pytest -n auto --maxprocesses 8 --cov --cov-report=term
 
 docs: .venv/docs
@@ -50,6 +50,10 @@ clean:
 
 .venv/dev: pyproject.toml constraints.txt | .venv/lab
 	$(PIP) --no-build-isolation --editable '.[lab,dev]'
+	@touch $@
+
+.venv/browser: tools/browser | .venv/dev
+	@tools/browser
 	@touch $@
 
 .venv/docs: pyproject.toml constraints.txt | .venv/dev
