@@ -24,6 +24,8 @@ if importlib.util.find_spec("jaxtyping") and importlib.util.find_spec("beartype"
 else:
     import mssar  # noqa: F401
 
+pytest_plugins = ["browser"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():

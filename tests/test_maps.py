@@ -67,8 +67,7 @@ def test_grids_are_the_importance_at_every_position(case):
     which = numbers(found, DATA)
     images = Normalise(DATA, CPU.device)(DATA.test.images[which].permute(0, 3, 1, 2))
     truth = mssar.explain(chosen.model, images)
-    half = (found.high - found.low) / 255 / 2 + 1e-6
-    extremes = []
+    extremes: dict[tuple[str, int], list[float]] = {}
     for place, seen in enumerate(found.images):
         assert seen.guess == DATA.classes[int(truth.logits[place].argmax())]
         assert seen.label == DATA.classes[int(DATA.test.labels[which[place]])]
@@ -78,16 +77,20 @@ def test_grids_are_the_importance_at_every_position(case):
             wanted = [z[place] for z in (own.z, *own.per_scale)]
             by_view = [[z.mean(0) for z in wanted]]
             by_view += [[z[channel] for z in wanted] for channel in block.shown]
-            for view, expected in zip(views, by_view, strict=True):
+            for number, (view, expected) in enumerate(zip(views, by_view, strict=True)):
+                low, high = block.ranges[number]
                 for grid, z in zip(view, expected, strict=True):
                     down, across = z.shape[0] // grid.height, z.shape[1] // grid.width
-                    values = decoded(grid, found.low, found.high)
+                    values = decoded(grid, low, high)
                     spread = values.repeat_interleave(down, 0).repeat_interleave(across, 1)
-                    assert (spread - z).abs().max() <= half
-                    extremes += [float(values.min()), float(values.max())]
-    step = (found.high - found.low) / 255
-    assert min(extremes) - found.low < 2 * step  # the range is used
-    assert found.high - max(extremes) < 2 * step
+                    assert (spread - z).abs().max() <= (high - low) / 255 / 2 + 1e-6
+                    used = extremes.setdefault((block.name, number), [])
+                    used += [float(z.min()), float(z.max())]
+    for block in found.blocks:
+        for number, (low, high) in enumerate(block.ranges):
+            used = extremes[block.name, number]
+            assert low == pytest.approx(min(used), abs=1.01e-4)  # and no wider
+            assert high == pytest.approx(max(used), abs=1.01e-4)
 
 
 def test_grids_are_as_small_as_they_can_be():
@@ -226,9 +229,10 @@ def test_weights_that_are_all_the_same_are_still_told():
             if name.endswith(("norm2.weight", "norm2.bias")):
                 parameter.zero_()
     found = maps.explained(chosen, DATA, 1, over=1)
-    assert found.low <= 0.5 <= found.high
+    low, high = found.blocks[0].ranges[0]
+    assert low <= 0.5 <= high
     grid = found.images[0].maps[0][0][0]
-    assert decoded(grid, found.low, found.high).sub(0.5).abs().max() <= 1e-4
+    assert decoded(grid, low, high).sub(0.5).abs().max() <= 1e-4
 
 
 def test_mistakes_are_said():

@@ -109,7 +109,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Grid:
-    """A map of weights, row by row in bytes: 0 is ``Explained.low``, 255 ``Explained.high``."""
+    """A map of weights, row by row in bytes: 0 and 255 are the ends of its view's range."""
 
     height: int
     width: int
@@ -125,6 +125,7 @@ class Block:
     channels: int
     scales: tuple[int, ...]
     shown: tuple[int, ...]  # channels that vary most over positions, and so are worth a look
+    ranges: tuple[tuple[float, float], ...]  # of the weights of each view, over images and scales
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,6 @@ class Explained:
 
     label: str  # "resnet20 mssar, seed 0"
     dataset: str
-    low: float
-    high: float
     blocks: tuple[Block, ...]
     images: tuple[Seen, ...]
     histograms: tuple[Histogram, ...]

@@ -62,24 +62,21 @@ def explained(run: Path | Trained, data: Data, count: int = 5, *, over: int = 25
     stages = stages_of(seen.blocks)
     drawn = [smallest(block) for block in seen.blocks]
     kept, channels = _affordable(stages, [sum(map(_length, maps)) for maps in drawn], len(read))
-    blocks = tuple(
-        Block(b.name, stage, b.channels, b.scales, liveliest(maps[0], channels))
-        for b, stage, maps in ((seen.blocks[i], stages[i], drawn[i]) for i in kept)
-    )
+    shown = [liveliest(drawn[i][0], channels) for i in kept]
     views = [  # a block, a view, a scale; N h w
-        [
-            [maps.mean(1) for maps in drawn[i]],
-            *([maps[:, channel] for maps in drawn[i]] for channel in block.shown),
-        ]
-        for i, block in zip(kept, blocks, strict=True)
+        [[m.mean(1) for m in drawn[i]], *([m[:, channel] for m in drawn[i]] for channel in lively)]
+        for i, lively in zip(kept, shown, strict=True)
     ]
-    low, high = _range([maps for block in views for view in block for maps in view])
+    blocks = tuple(
+        Block(b.name, stages[i], b.channels, b.scales, lively, tuple(map(_range, view)))
+        for i, b, lively, view in zip(
+            kept, [seen.blocks[i] for i in kept], shown, views, strict=True
+        )
+    )
     guesses = seen.logits.argmax(1).tolist()
     return Explained(
         label=f"{chosen.run.label}, seed {chosen.run.seed}",
         dataset=data.name,
-        low=low,
-        high=high,
         blocks=blocks,
         images=tuple(
             Seen(
@@ -87,8 +84,11 @@ def explained(run: Path | Trained, data: Data, count: int = 5, *, over: int = 25
                 label=data.classes[int(data.test.labels[number])],
                 guess=data.classes[guesses[place]],
                 maps=tuple(
-                    tuple(tuple(_grid(maps[place], low, high) for maps in view) for view in block)
-                    for block in views
+                    tuple(
+                        tuple(_grid(maps[place], *ends) for maps in view)
+                        for view, ends in zip(own, block.ranges, strict=True)
+                    )
+                    for own, block in zip(views, blocks, strict=True)
                 ),
             )
             for place, (number, image) in enumerate(read)

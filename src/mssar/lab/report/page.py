@@ -1,0 +1,329 @@
+"""A page as one file of HTML that needs nothing else: no server, no network, not even scripts.
+
+The tables are made here, so that they can be read without a script and by a screen reader. The
+scripts in ``assets`` add sorting, provenance and the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from base64 import b64encode
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any, NamedTuple
+
+from mssar.lab.report.content import Claim, Page, Row, Table, plain
+
+SCRIPTS = (
+    "dom.js",
+    "tables.js",
+    "charts.js",
+    "curves.js",
+    "readings.js",
+    "points.js",
+    "times.js",
+    "maps.js",
+    "histogram.js",
+    "page.js",
+)
+DIGITS = 5  # significant, of every number in the data
+
+# In JSON these stand only inside strings, where an escape means the same. So nothing in the data
+# can end its script element or be taken for a line's end.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+def html(page: Page) -> str:
+    """The whole page."""
+    words = _words()
+    of = words[page.kind]
+    style, theme, echarts = _asset("page.css"), _asset("theme.js"), _asset("echarts.min.js")
+    script = "(() => {\n'use strict';\n" + "\n".join(map(_asset, SCRIPTS)) + "})();\n"
+    parts = {
+        "kind": page.kind,
+        "policy": policy([theme, echarts, script], style, live=page.live),
+        "title": escape(page.title),
+        "lead": _text(of["lead"]),
+        "findings": "".join(f"<li>{_text(line)}</li>" for line in page.findings),
+        "schematic": _asset("schematic.html"),
+        "tables": tables(page),
+        "made_how": _text(of.get("made", "")),
+        "stamp": _stamp(page),
+        "problems": _problems(page),
+        "style": style,
+        "theme": theme,
+        "names": _json({"names": words["names"], "kind": page.kind}),
+        "data": _json(_rounded(plain(page))),
+        "echarts": echarts,
+        "script": script,
+    }
+    for name in ("tables", "curves", "cost", "times", "maps", "histogram"):
+        parts[f"words_{name}"] = _explanation(of[name])
+        parts[f"empty_{name}"] = _text(of[name].get("empty", ""))
+    return _encodable(Template(_asset("page.html")).substitute(parts))
+
+
+def news(page: Page) -> str:
+    """What a live page asks for: the same data, and its tables."""
+    return _encodable(_json({"page": _rounded(plain(page)), "tables": tables(page)}))
+
+
+def policy(scripts: list[str], style: str, *, live: bool) -> str:
+    """Only what is in the file may run or style it, and nothing is fetched but news.
+
+    No 'unsafe-inline': ECharts sets styles through the DOM, which the policy leaves alone.
+    """
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {' '.join(map(_hash, scripts))}",
+            f"style-src {_hash(style)}",
+            "img-src data:",
+            f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+
+
+def tables(page: Page) -> str:
+    """All tables, each in a region of its own that can be scrolled."""
+    if not page.tables:
+        return f'<p class="empty">{_text(_words()[page.kind]["tables"]["empty"])}</p>'
+    return "\n".join(_table(table, number) for number, table in enumerate(page.tables))
+
+
+# As these are sorted.
+_RANK = {"none": 0, "se": 1, "mssar": 2}
+_VERDICTS = ("holds", "none", "unclear", "reversed", "open")
+
+
+class _Column(NamedTuple):
+    key: str
+    heading: str
+    cell: Callable[[Row], str]  # HTML
+    value: Callable[[Row], float | str | None]  # what it is sorted by
+    there: Callable[[list[Row]], bool] = bool  # whether a table of these rows has it
+
+
+def _any(has: Callable[[Row], Any]) -> Callable[[list[Row]], bool]:
+    return lambda rows: any(has(row) not in (None, "") for row in rows)
+
+
+_COLUMNS = (
+    _Column(
+        "network",
+        "Network",
+        lambda r: f'<span class="name">{escape(r.network)}</span>',
+        lambda r: r.network,
+    ),
+    _Column(
+        "recalibration",
+        "Recalibration",
+        lambda r: _recalibration(r),
+        lambda r: f"{_RANK.get(r.recalibration, 9)} {r.recalibration} {r.options}",
+    ),
+    _Column(
+        "dataset",
+        "Data set",
+        lambda r: escape(_name(r.dataset)),
+        lambda r: _name(r.dataset),
+        lambda rows: len({row.dataset for row in rows}) > 1,
+    ),
+    _Column(
+        "published",
+        "Published, %",
+        lambda r: _mean(r.published, r.published_spread),
+        lambda r: r.published,
+        _any(lambda r: r.published),
+    ),
+    _Column("mean", "Ours, %", lambda r: _ours(r), lambda r: r.mean),
+    _Column(
+        "difference",
+        "Difference",
+        lambda r: _signed(r.difference),
+        lambda r: r.difference,
+        _any(lambda r: r.published),
+    ),
+    _Column(
+        "published5",
+        "Top-5 published, %",
+        lambda r: _mean(r.published5, None),
+        lambda r: r.published5,
+        _any(lambda r: r.published5),
+    ),
+    _Column(
+        "mean5",
+        "Top-5 ours, %",
+        lambda r: _mean(r.mean5, None),
+        lambda r: r.mean5,
+        _any(lambda r: r.mean5),
+    ),
+    _Column(
+        "claim",
+        "Claim",
+        lambda r: _claim(r.claim) if r.claim else "",
+        lambda r: _VERDICTS.index(r.claim.verdict) if r.claim else None,
+        _any(lambda r: r.claim),
+    ),
+    _Column("remark", "Remark", lambda r: escape(r.remark), lambda r: r.remark or None)._replace(
+        there=_any(lambda r: r.remark)
+    ),
+)
+
+
+def _table(table: Table, number: int) -> str:
+    rows = list(table.rows)
+    columns = [column for column in _COLUMNS if column.there(rows)]
+    head = "".join(f'<th scope="col" data-key="{c.key}">{c.heading}</th>' for c in columns)
+    body = "\n".join(_row(row, columns) for row in rows)
+    of = {row.dataset for row in rows}
+    about = [_text(table.note)] if table.note else []
+    if len(of) == 1:
+        about.append(f"Data set: {escape(_name(of.pop()))}.")
+    if table.left:
+        runs = "run is" if table.left == 1 else "runs are"
+        about.append(f"{table.left:,} {runs} missing for three seeds everywhere.")
+    return (
+        f'<article class="results" data-table="{escape(table.name)}">'
+        f'<h3 id="table-{number}">{escape(table.title)}</h3><p>{" ".join(about)}</p>'
+        f'<div class="filters"></div><div class="scroll" tabindex="0" role="region"'
+        f' aria-labelledby="table-{number}"><table aria-labelledby="table-{number}">'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div></article>"
+    )
+
+
+def _row(row: Row, columns: list[_Column]) -> str:
+    cells = []
+    for column in columns:
+        value = column.value(row)
+        kind = "th" if column.key == "network" else "td"
+        scope = ' scope="row"' if kind == "th" else ""
+        sort = "" if value is None else f' data-value="{escape(str(value))}"'
+        cells.append(f'<{kind}{scope} class="{column.key}"{sort}>{column.cell(row)}</{kind}>')
+    key = escape("|".join((row.network, row.recalibration, row.options, row.dataset)))
+    where = f'data-network="{escape(row.network)}" data-dataset="{escape(_name(row.dataset))}"'
+    return f'<tr data-row="{key}" {where}>{"".join(cells)}</tr>'
+
+
+def _recalibration(row: Row) -> str:
+    mark = f'<i class="mark" data-recalibration="{escape(row.recalibration)}"></i>'
+    options = f" <small>{escape(row.options)}</small>" if row.options else ""
+    return f"{mark}{escape(_name(row.recalibration))}{options}"
+
+
+def _ours(row: Row) -> str:
+    if row.mean is None:
+        return '<span class="open">not run yet</span>'
+    shown = _mean(row.mean, row.spread)
+    if row.runs:
+        runs = escape(json.dumps(row.runs))
+        shown = f'<button type="button" class="runs" data-runs="{runs}">{shown}</button>'
+    return f"{shown} <small>(n={row.n})</small>"
+
+
+def _claim(claim: Claim) -> str:
+    symbol, words = _words()["verdicts"][claim.verdict]
+    verdict = f'<span class="verdict" data-verdict="{claim.verdict}"><span aria-hidden="true">'
+    said = []
+    if claim.gain is not None:
+        spread = "" if claim.spread is None else f" ± {claim.spread:.2f}"
+        below = "below" if claim.gain >= 0 else "above"
+        said.append(f"{abs(claim.gain):.2f}{spread} {below} {escape(claim.against)}")
+    else:
+        said.append(f"against {escape(claim.against)}")
+    if claim.published is not None:
+        said.append(f"published: {claim.published:.2f}".replace("-", "\u2212"))
+    return f"{verdict}{symbol}</span> {words}</span><small>{'; '.join(said)}</small>"
+
+
+def _mean(mean: float | None, spread: float | None) -> str:
+    if mean is None:
+        return ""
+    return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.2f}".replace("-", "\u2212")
+
+
+def _explanation(words: dict[str, str]) -> str:
+    """A paragraph, or for newcomers three with a heading each."""
+    if "notice" not in words:
+        return f'<p class="words">{_text(words["look"])}</p>'
+    asked = {
+        "look": "What is this?",
+        "notice": "What to notice",
+        "caution": "What not to conclude",
+    }
+    said = "".join(f"<div><dt>{q}</dt><dd>{_text(words[k])}</dd></div>" for k, q in asked.items())
+    return f'<dl class="words">{said}</dl>'
+
+
+def _stamp(page: Page) -> str:
+    shown = re.sub(r"(:\d\d)(\.\d+)?(Z|\+00:00)$", " UTC", page.made.replace("T", " ", 1))
+    when = f'<time datetime="{escape(page.made)}">{escape(shown)}</time>'
+    return f"Made {when} by mssar {escape(page.version)}."
+
+
+def _problems(page: Page) -> str:
+    if not page.problems:
+        return ""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in page.problems)
+    return f'<h3>What could not be read</h3><ul class="problems">{lines}</ul>'
+
+
+def _text(words: str) -> str:
+    """A text in sentences: its code is marked, and the layer's name stays on one line."""
+    marked = re.sub("`(.+?)`", r"<code>\1</code>", escape(words, quote=False))
+    return marked.replace("MS-SAR", '<span class="whole">MS-SAR</span>')
+
+
+def _name(name: str) -> str:
+    """As people write it."""
+    return str(_words()["names"].get(name, name))
+
+
+def _rounded(value: Any) -> Any:
+    """To five significant digits; what is no number to JSON is nothing."""
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        value = float(f"{value:.{DIGITS}g}")
+        return int(value) if value.is_integer() else value
+    return value
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return text.translate(_ESCAPES)
+
+
+def _encodable(text: str) -> str:
+    """Without half characters, as names of files may hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("mssar.lab.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _words() -> dict[str, Any]:
+    return tomllib.loads(_asset("words.toml"))

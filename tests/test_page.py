@@ -1,0 +1,169 @@
+"""The page as text: what is in it, and that nothing in the data can get out of its place."""
+
+import json
+import math
+import re
+from base64 import b64encode
+from dataclasses import replace
+from hashlib import sha256
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import pages
+import pytest
+
+from mssar.lab.report import page
+from mssar.lab.report.content import Page
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes and the text straight inside them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None], str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs), ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.found:
+            tag, attrs, text = self.found[-1]
+            self.found[-1] = (tag, attrs, text + data)
+
+    def all(self, *tags: str) -> list[tuple[str, dict[str, str | None], str]]:
+        return [element for element in self.found if element[0] in tags]
+
+
+PAGES = {
+    "reproduction": pages.reproduction,
+    "demo": pages.demo,
+    "empty": pages.empty,
+    "hostile": lambda: pages.hostile(pages.reproduction()),
+    "live": lambda: replace(pages.demo(), live=True),
+}
+
+
+@pytest.fixture(params=PAGES)
+def made(request: pytest.FixtureRequest) -> tuple[Page, str]:
+    of = PAGES[request.param]()
+    return of, page.html(of)
+
+
+def policy(text: str) -> dict[str, list[str]]:
+    metas = Reader(text).all("meta")
+    content = next(a["content"] for _, a, _ in metas if "http-equiv" in a)
+    return {name: rest for name, *rest in (part.split() for part in (content or "").split("; "))}
+
+
+def test_policy_names_the_scripts_and_the_style_that_are_there(made: tuple[Page, str]) -> None:
+    of, text = made
+    allowed = policy(text)
+    inlined = re.findall(r"<script>(.*?)</script>", text, re.S)
+    hashes = [f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in inlined]
+    assert allowed["script-src"] == hashes
+    assert len(hashes) == 3
+    [style] = re.findall(r"<style>(.*?)</style>", text, re.S)
+    assert allowed["style-src"] == [
+        f"'sha256-{b64encode(sha256(style.encode()).digest()).decode()}'"
+    ]
+    assert allowed["default-src"] == ["'none'"]
+    assert allowed["connect-src"] == ["'self'" if of.live else "'none'"]
+
+
+def test_markup_has_no_attribute_that_the_policy_would_stop(made: tuple[Page, str]) -> None:
+    for _, attributes, _ in Reader(made[1]).found:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+
+
+def test_nothing_is_asked_from_elsewhere(made: tuple[Page, str]) -> None:
+    for tag, attributes, _ in Reader(made[1]).found:
+        for name in ("src", "href", "action", "poster", "data", "srcset"):
+            address = attributes.get(name) or ""
+            assert not address or address.startswith(("#", "data:")), (tag, address)
+    assert "@import" not in made[1]
+    assert not re.search(r"url\(\s*['\"]?(?!data:|#)\w+:", made[1].split("<script>")[0])
+
+
+def test_data_is_the_page_and_news_is_the_same(made: tuple[Page, str]) -> None:
+    of, text = made
+    [inlined] = [t for _, a, t in Reader(text).all("script") if a.get("id") == "data"]
+    assert not set(inlined) & set("<>&\u2028\u2029")
+    data = json.loads(inlined)
+    news = json.loads(page.news(of))
+    assert news["page"] == data
+    assert news["tables"] == page.tables(of)
+    assert news["tables"] in text
+    assert data["title"] == of.title
+    assert [t["name"] for t in data["tables"]] == [t.name for t in of.tables]
+
+
+def test_numbers_have_five_digits_and_are_numbers() -> None:
+    first = pages.curve("resnet20", "none", epochs=4)
+    lost = replace(first, mean=first.mean | {"test_loss": [math.nan, math.inf, 1 / 3, 20.0]})
+    text = page.news(replace(pages.empty(), curves=(lost,)))
+    assert '"test_loss":[null,null,0.33333,20]' in text
+    assert "NaN" not in text
+
+
+def test_same_page_same_text(made: tuple[Page, str]) -> None:
+    assert page.html(made[0]) == made[1]
+
+
+def test_hostile_text_stays_text() -> None:
+    text = page.html(pages.hostile(pages.reproduction()))
+    tame = page.html(pages.reproduction())
+    kinds = [[tag for tag, _, _ in Reader(t).found] for t in (text, tame)]
+    for tag in {"script", "img", "table", "tr", "button", "li", "style"}:
+        assert kinds[0].count(tag) == kinds[1].count(tag), tag
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+
+
+def test_half_characters_of_file_names_do_no_harm() -> None:
+    of = replace(pages.empty(), problems=("records/\udcff.jsonl",))
+    assert page.html(of).encode()
+    assert page.news(of).encode()
+
+
+def test_tables_say_it_in_words() -> None:
+    text = page.tables(pages.reproduction())
+    rows = re.findall(r"<tr data-row.*?</tr>", text, re.S)
+    plain = [re.sub(r"\s+", " ", re.sub("<.*?>", " ", row)) for row in rows]
+    assert "8.67 ± 0.21 (n=3)" in plain[0]
+    assert "8.17 (n=1)" in plain[1]
+    assert "too few runs to say" in plain[1]
+    assert "holds beyond the spread" in plain[2]
+    assert "0.90 ± 0.31 below resnet20 none; published: 1.00" in plain[2]
+    assert plain[4].count("not run yet") == 2
+    assert "3 runs are missing" in text
+    first, second = text.split("</article>")[:2]
+    assert "Top-5" not in first
+    assert "Data set</th>" not in first
+    assert "Top-5" in second
+    assert "Data set</th>" in second
+    assert "Published" not in page.tables(pages.demo())
+
+
+@pytest.mark.parametrize("kind", ["reproduction", "demo"])
+def test_empty_page_says_what_would_fill_it(kind: str) -> None:
+    text = page.html(pages.empty(kind))
+    commands = ["mssar reproduce table3", "mssar report records runs"]
+    for command in ["mssar demo"] if kind == "demo" else commands:
+        assert f"<code>{command}</code>" in text
+
+
+def test_large_page_stays_small() -> None:
+    of = pages.large()
+    assert sum(len(t.rows) for t in of.tables) == 100
+    assert len(of.curves) == 60
+    assert len(page.html(of).encode()) < 3_000_000
+
+
+def test_bundle_has_its_licence_and_its_size() -> None:
+    bundle = (files("mssar.lab.report") / "assets" / "echarts.min.js").read_text("utf-8")
+    assert len(bundle.encode()) < 600_000
+    assert bundle.startswith("/*!")
+    for holder in ("Apache Software Foundation", "Baidu", "Mike Bostock", "Apache License"):
+        assert holder in bundle[:3000]
+    assert "</script" not in bundle

@@ -1,0 +1,186 @@
+"""The page's figures in Chromium: what they say, how they zoom, what their controls change."""
+
+import base64
+from typing import Any
+
+import pages
+import pytest
+from browser import chart_at, hover, shown
+
+pytestmark = pytest.mark.browser
+
+
+def test_curve_says_its_values(show: Any) -> None:
+    of = pages.reproduction()
+    tab = show(of)
+    plain, _, mssar = of.curves[:3]
+    for epoch in (5, 100):
+        value = plain.mean["test_error"][epoch - 1]
+        said = hover(tab, "curves-chart", epoch, value)
+        assert f"Epoch {epoch}" in said
+        for curve in (plain, mssar):
+            low, high = (side["test_error"][epoch - 1] for side in (curve.low, curve.high))
+            assert f"{shown(curve.mean['test_error'][epoch - 1])} %" in said
+            assert f"{shown(low)} … {shown(high)}" in said
+    assert "One run only, so no band: SE." in tab.locator("#curves-note").inner_text()
+
+
+def test_curves_can_be_chosen(show: Any) -> None:
+    of = pages.reproduction()
+    tab = show(of)
+    curves = tab.locator("#curves")
+    curves.get_by_label("resnet56", exact=True).check()
+    curves.get_by_label("training", exact=True).check()
+    curves.get_by_label("loss", exact=True).check()
+    curves.get_by_label("log", exact=True).check()
+    said = hover(tab, "curves-chart", 50, of.curves[0].mean["test_loss"][49])
+    for name in ("resnet20 none, testing", "resnet56 MS-SAR, training"):
+        assert name in said
+    assert shown(of.curves[5].mean["train_loss"][49], 4) in said
+    chip = curves.get_by_role("button", name="resnet20 MS-SAR, scales=1,2")
+    assert chip.get_attribute("aria-pressed") == "false"
+    chip.click()
+    assert chip.get_attribute("aria-pressed") == "true"
+    curves.get_by_label("Data set").select_option("cifar100")
+    assert "epoch 43 of 160" in tab.locator("#curves-note").inner_text()
+    curves.locator("summary").click()
+    assert "43 of 160" in curves.locator("table.small").inner_text()
+
+
+def extent(tab: Any) -> tuple[str, list[str]]:
+    """The epochs that are shown, in words and on the axis."""
+    ticks = tab.evaluate(
+        "[...document.querySelectorAll('#curves-chart svg text')].map((t) => t.textContent)"
+    )
+    return tab.locator("#epochs").inner_text(), ticks
+
+
+def test_zoom_and_back(show: Any) -> None:
+    of = pages.reproduction()
+    tab = show(of)
+    whole = extent(tab)
+    assert whole[0] == "epochs 1–160"
+    reset = tab.get_by_role("button", name="Reset zoom")
+
+    tab.get_by_role("button", name="Last quarter").click()
+    last = extent(tab)
+    assert last[0] == "epochs 121–160"
+    assert last[1] != whole[1]
+    reset.click()
+    assert extent(tab) == whole
+
+    left, top = chart_at(tab, "curves-chart", 80, 30)
+    tab.mouse.move(left, top)
+    tab.mouse.wheel(0, -1)  # scrolls the page, no more
+    assert extent(tab) == whole
+    left, top = chart_at(tab, "curves-chart", 80, 30)
+    tab.mouse.click(left, top)
+    tab.mouse.wheel(0, -400)
+    tab.wait_for_function("document.getElementById('epochs').textContent !== 'epochs 1–160'")
+    assert extent(tab)[1] != whole[1]
+    reset.click()
+    assert extent(tab) == whole
+
+    box = tab.locator("#curves-chart").bounding_box()
+    left, _ = chart_at(tab, "curves-chart", 1, 30)
+    half, _ = chart_at(tab, "curves-chart", 80, 30)
+    box = tab.locator("#curves-chart").bounding_box()
+    bottom = box["y"] + box["height"] - 18
+    tab.mouse.move(left, bottom)
+    tab.mouse.down()
+    tab.mouse.move(half, bottom, steps=5)
+    tab.mouse.up()
+    tab.wait_for_function(
+        "/^epochs (79|8.)–160$/.test(document.getElementById('epochs').textContent)"
+    )
+
+
+def test_cost_and_time_say_their_values(show: Any) -> None:
+    of = pages.reproduction()
+    tab = show(of)
+    ours = next(p for p in of.points if not p.published and p.network == "resnet32")
+    said = hover(tab, "points-chart", ours.macs, ours.error)
+    assert "resnet32, none" in said
+    assert f"{ours.error:.2f} ± 0.20 %" in said
+    tab.locator("#points summary").click()
+    assert "69.1 M" in tab.locator("#points table.small").inner_text()
+    times = tab.locator("#times")
+    times.get_by_label("Hardware").select_option("two imaginary cores")
+    times.get_by_label("inference").check()
+    times.locator("summary").click()
+    slow = next(t for t in of.times[12:] if t.what == "inference" and t.recalibration == "mssar")
+    assert f"{slow.ms:.4g} (" in times.locator("table.small").inner_text()
+    drawn = tab.locator("#times-chart svg").evaluate("(s) => s.textContent")
+    assert f"{slow.ratio:.2f} ×" in drawn
+
+
+AT = "document.getElementById('overlay').getContext('2d').getImageData({}, {}, 1, 1).data"
+
+
+def pixels(tab: Any) -> str:
+    return str(tab.evaluate("document.getElementById('overlay').toDataURL()"))
+
+
+def test_overlay_follows_its_controls(show: Any) -> None:
+    of = pages.reproduction()
+    tab = show(of)
+    tab.wait_for_function(f"{AT.format(9, 9)}[3] === 255")  # the picture is there
+    maps = tab.locator("#maps")
+    seen = {pixels(tab)}
+    said = {maps.locator("#shown").inner_text()}
+
+    def changed() -> None:
+        tab.wait_for_timeout(30)
+        assert pixels(tab) not in seen
+        seen.add(pixels(tab))
+        assert maps.locator("#shown").inner_text() not in said
+        said.add(maps.locator("#shown").inner_text())
+
+    maps.get_by_role("button", name="Next block").click()
+    changed()
+    maps.get_by_label("Block", exact=True).focus()
+    tab.keyboard.press("ArrowRight")
+    changed()
+    assert "layer1.2" in maps.locator("#shown").inner_text()
+    scale = maps.locator("#scale")
+    scale.get_by_label("all").focus()
+    tab.keyboard.press("ArrowRight")
+    changed()
+    assert "scale 1×1" in maps.locator("#shown").inner_text()
+    assert "everywhere" in maps.locator("#shown").inner_text()
+    scale.get_by_label("2×2").check()
+    changed()
+    maps.get_by_label("#11").check()
+    changed()
+    maps.locator("#pictures").get_by_role("radio").nth(2).check()
+    tab.wait_for_timeout(100)
+    changed()
+    assert "taken for" in maps.locator("#shown").inner_text()
+    maps.get_by_label("Opacity").focus()
+    before = pixels(tab)
+    tab.keyboard.press("Home")
+    assert pixels(tab) != before
+
+
+def test_overlay_has_the_colours_of_its_bytes(show: Any) -> None:
+    of = pages.reproduction()
+    tab = show(of)
+    tab.get_by_label("Opacity").focus()
+    tab.keyboard.press("End")
+    found = tab.evaluate(f"[...{AT.format(200, 70)}]")
+    ramp = tab.evaluate(
+        "[...document.getElementById('ramp').getContext('2d').getImageData(0, 0, 256, 1).data]"
+    )
+    grid = of.explained[0].images[0].maps[0][0][0]
+    byte = base64.b64decode(grid.values)[1]  # 200 of 512 is in the second of four columns
+    assert found == ramp[4 * byte : 4 * byte + 4]
+    canvas = tab.locator("#overlay")
+    box = canvas.bounding_box()
+    canvas.hover(position={"x": box["width"] * 0.4, "y": box["height"] * 0.1})
+    low, high = of.explained[0].blocks[0].ranges[0]
+    weight = low + byte / 255 * (high - low)
+    assert f"{weight:.2f}" in tab.locator("#probe").inner_text()
+    assert tab.locator("#bar-low").inner_text() == f"{low:.2f}"
+    tab.get_by_label("#11").check()
+    ends = [tab.locator(f"#bar-{end}").inner_text() for end in ("low", "high")]
+    assert ends == [f"{end:.2f}" for end in of.explained[0].blocks[0].ranges[2]]
