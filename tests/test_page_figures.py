@@ -1,11 +1,14 @@
 """The page's figures in Chromium: what they say, how they zoom, what their controls change."""
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import pages
 import pytest
 from browser import chart_at, hover, shown
+
+from mssar.lab.report.content import Grid
 
 pytestmark = pytest.mark.browser
 
@@ -121,11 +124,38 @@ def pixels(tab: Any) -> str:
     return str(tab.evaluate("document.getElementById('overlay').toDataURL()"))
 
 
+def begin_with_the_first_block(tab: Any) -> None:
+    tab.get_by_label("Block", exact=True).focus()
+    tab.keyboard.press("Home")
+
+
+def test_the_block_with_most_to_see_is_shown_first(show: Any) -> None:
+    of = pages.reproduction()
+    flat, lively = (grid(4, [100] * 16), grid(4, [100] * 15 + [120]))
+    explained = of.explained[0]
+    images = [
+        replace(
+            seen,
+            maps=tuple(
+                ((lively if i == 5 else flat, *m[0][1:]), *m[1:]) for i, m in enumerate(seen.maps)
+            ),
+        )
+        for seen in explained.images
+    ]
+    tab = show(replace(of, explained=(replace(explained, images=tuple(images)),)))
+    assert f"Block {explained.blocks[5].name} (6 of 9" in tab.locator("#shown").inner_text()
+
+
+def grid(side: int, values: list[int]) -> Grid:
+    return Grid(side, side, base64.b64encode(bytes(values)).decode())
+
+
 def test_overlay_follows_its_controls(show: Any) -> None:
     of = pages.reproduction()
     tab = show(of)
     tab.wait_for_function(f"{AT.format(9, 9)}[3] === 255")  # the picture is there
     maps = tab.locator("#maps")
+    begin_with_the_first_block(tab)
     seen = {pixels(tab)}
     said = {maps.locator("#shown").inner_text()}
 
@@ -165,6 +195,7 @@ def test_overlay_follows_its_controls(show: Any) -> None:
 def test_overlay_has_the_colours_of_its_bytes(show: Any) -> None:
     of = pages.reproduction()
     tab = show(of)
+    begin_with_the_first_block(tab)
     tab.get_by_label("Opacity").focus()
     tab.keyboard.press("End")
     found = tab.evaluate(f"[...{AT.format(200, 70)}]")

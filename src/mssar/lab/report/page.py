@@ -182,7 +182,10 @@ _COLUMNS = (
 def _table(table: Table, number: int) -> str:
     rows = list(table.rows)
     columns = [column for column in _COLUMNS if column.there(rows)]
-    head = "".join(f'<th scope="col" data-key="{c.key}">{c.heading}</th>' for c in columns)
+    # Roles are said although they are the elements' own: on a phone rows are no table to a browser.
+    head = "".join(
+        f'<th scope="col" role="columnheader" data-key="{c.key}">{c.heading}</th>' for c in columns
+    )
     body = "\n".join(_row(row, columns) for row in rows)
     of = {row.dataset for row in rows}
     about = [_text(table.note)] if table.note else []
@@ -195,8 +198,9 @@ def _table(table: Table, number: int) -> str:
         f'<article class="results" data-table="{escape(table.name)}">'
         f'<h3 id="table-{number}">{escape(table.title)}</h3><p>{" ".join(about)}</p>'
         f'<div class="filters"></div><div class="scroll" tabindex="0" role="region"'
-        f' aria-labelledby="table-{number}"><table aria-labelledby="table-{number}">'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div></article>"
+        f' aria-labelledby="table-{number}"><table role="table" aria-labelledby="table-{number}">'
+        f'<thead role="rowgroup"><tr role="row">{head}</tr></thead>\n'
+        f'<tbody role="rowgroup">\n{body}\n</tbody></table></div></article>'
     )
 
 
@@ -205,12 +209,12 @@ def _row(row: Row, columns: list[_Column]) -> str:
     for column in columns:
         value = column.value(row)
         kind = "th" if column.key == "network" else "td"
-        scope = ' scope="row"' if kind == "th" else ""
+        scope = ' scope="row" role="rowheader"' if kind == "th" else ' role="cell"'
         sort = "" if value is None else f' data-value="{escape(str(value))}"'
         cells.append(f'<{kind}{scope} class="{column.key}"{sort}>{column.cell(row)}</{kind}>')
     key = escape("|".join((row.network, row.recalibration, row.options, row.dataset)))
     where = f'data-network="{escape(row.network)}" data-dataset="{escape(_name(row.dataset))}"'
-    return f'<tr data-row="{key}" {where}>{"".join(cells)}</tr>'
+    return f'<tr role="row" data-row="{key}" {where}>{"".join(cells)}</tr>'
 
 
 def _recalibration(row: Row) -> str:

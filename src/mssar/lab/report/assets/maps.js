@@ -29,8 +29,10 @@ function showMaps() {
   const section = $("#maps");
   if (!present(section, page.explained.length > 0)) return;
   const labels = page.explained.map((e) => e.label);
+  const before = seen.label;
   seen.label = among(seen.label, labels);
   const of = page.explained.find((e) => e.label === seen.label);
+  if (seen.label !== before) seen.block = liveliest(of);
   keep($("#maps-which"), labels, () => {
     if (labels.length < 2) return [];
     const options = labels.map((l) => [l, l]);
@@ -40,6 +42,19 @@ function showMaps() {
   $(".viewer", section).hidden = !usable;
   if (usable) showViewer(of);
   showHistogram(of);
+}
+
+/** The block whose mean weights differ most between places: where there is something to see. */
+function liveliest(of) {
+  const span = (grid, [low, high]) => {
+    const values = bytes(grid.values);
+    return ((Math.max(...values) - Math.min(...values)) / 255) * (high - low);
+  };
+  const spans = of.blocks.map((block, i) => {
+    const all = of.images.map((image) => span(image.maps[i][0][0], block.ranges[0]));
+    return all.reduce((a, b) => a + b, 0);
+  });
+  return Math.max(0, spans.indexOf(Math.max(...spans)));
 }
 
 function showViewer(of) {
