@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from mssar.lab import records
+from mssar.lab import records, timings
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -244,6 +244,21 @@ def test_tables_of_counts_are_exact(counts: dict[str, tuple[int, int]]) -> None:
         _, _, params, _, macs, _ = row(name, "none")
         _, _, more_params, percent, more_macs, macs_percent = row(name, "mssar")
         assert cells == [params, more_params, percent, macs, more_macs, macs_percent], name
+
+
+def test_times_are_those_that_were_recorded() -> None:
+    measured = timings.read(ROOT / "records/timings/h200.jsonl")
+    ratios = {
+        (t.network, t.recalibration): timings.ratio(t, measured)
+        for t in measured
+        if t.what == "training"
+    }
+    nets = ("resnet20", "resnet56", "densenet100")
+    ours, theirs = ([f"{ratios[net, kind]:.2f}" for net in nets] for kind in ("mssar", "se"))
+    brief = README.read_text("utf-8")
+    found = re.search(r"\*\*What a step costs\.\*\*(.*)", brief)
+    assert found
+    assert re.findall(r"\d\.\d\d", found[1]) == ours + theirs
 
 
 def test_results_are_those_of_the_records() -> None:
