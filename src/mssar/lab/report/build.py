@@ -26,19 +26,19 @@ SEEN = 2  # networks whose layers are shown
 
 
 class Maps:
-    """What layers see, of runs whose folders and data are here; made once a checkpoint."""
+    """What layers see, of runs whose folders and data are here; made once a finished run."""
 
     def __init__(self, data_dir: Path | None, say: Callable[[str], None]) -> None:
         self.data_dir, self.say = data_dir, say
-        self._made: dict[Path, Explained | str] = {}
+        self._made: dict[tuple[Path, str], Explained | str] = {}
 
-    def of(self, folders: Sequence[Path]) -> tuple[list[Explained], list[str]]:
-        """Of runs' folders; and what was in the way."""
-        for folder in folders:
-            if folder not in self._made:
-                self.say(f"looking at what {folder.name} sees")
-                self._made[folder] = self._one(folder)
-        made = [self._made[folder] for folder in folders]
+    def of(self, runs: Sequence[tuple[Path, str]]) -> tuple[list[Explained], list[str]]:
+        """Of runs, each its folder and its record's id; and what was in the way."""
+        for run in runs:
+            if run not in self._made:
+                self.say(f"looking at what {run[0].name} sees")
+                self._made[run] = self._one(run[0])
+        made = [self._made[run] for run in runs]
         seen = [one for one in made if not isinstance(one, str)]
         return seen, [one for one in made if isinstance(one, str)]
 
@@ -109,16 +109,16 @@ def _page(
     )
 
 
-def _worth_seeing(found: Collection, kind: str) -> list[Path]:
-    """Folders of finished runs with MS-SAR, a network and data set once; in the demo SE's too."""
+def _worth_seeing(found: Collection, kind: str) -> list[tuple[Path, str]]:
+    """Finished runs with MS-SAR, a network and data set once; in the demo SE's too."""
     wanted = ("mssar", "se") if kind == "demo" else ("mssar",)
-    chosen: dict[tuple[object, ...], Path] = {}
+    chosen: dict[tuple[object, ...], tuple[Path, str]] = {}
     by_kind = sorted(found.records, key=lambda r: (_rank(r, wanted), r.run["seed"]))
     for record in by_kind:
         run = record.run
         if run["recalibration"] in wanted and record.id in found.folders:
             key = (run["network"], run["dataset"], run["recalibration"])
-            chosen.setdefault(key, found.folders[record.id])
+            chosen.setdefault(key, (found.folders[record.id], record.id))
     return list(chosen.values())[:SEEN]
 
 

@@ -97,6 +97,7 @@ def _take_progress(folder: Path, found: Collection) -> None:
         try:
             found.going[folder] = checkpoint.progress(path)
         except ValueError as error:
-            found.problems.append(str(error))
+            if path.exists():  # a run that goes on has put another in its place
+                found.problems.append(str(error))
         else:
             return
