@@ -1,13 +1,20 @@
 """What a page is made of: everything that can be read, and a line for everything that cannot."""
 
 import json
+import os
+from dataclasses import asdict
 
 import pytest
+import torch
 from lab import Log, arrays, opened, tiny, trained
+from safetensors.torch import save_file
 from test_records import changed, record, without
 from test_timings import timing
 
+from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.report.collect import collect
+
+PROGRESS = asdict(Progress(tiny().as_dict(), "", "fp32", "", ""))
 
 
 def test_one_bad_line_costs_that_line(tmp_path):
@@ -104,3 +111,45 @@ def test_a_record_of_a_run_that_is_none_is_named(tmp_path, text):
     found = collect([tmp_path])
     assert not found.records
     assert len(found.problems) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": None},
+        {"run": []},
+        {"history": 3},
+        {"epoch": "<b>"},
+        {"history": [{"test_error": 10**400}]},
+        {"schema": "x" * 500},
+    ],
+)
+def test_a_checkpoint_that_says_nonsense_is_named(tmp_path, changes):
+    said = {"mssar": json.dumps({**PROGRESS, **changes})}
+    save_file({"x": torch.zeros(1)}, tmp_path / "epoch-0001.safetensors", said)
+    found = collect([tmp_path])
+    assert not found.going
+    (problem,) = found.problems
+    assert "epoch-0001.safetensors is no readable checkpoint" in problem
+    assert len(problem) < 400
+
+
+def test_a_deep_checkpoint_is_named(tmp_path):
+    deep = '{"schema": 1, "run": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    save_file({"x": torch.zeros(1)}, tmp_path / "epoch-0001.safetensors", {"mssar": deep})
+    assert len(collect([tmp_path]).problems) == 1
+
+
+def test_folders_that_vanish_are_not_there(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.jsonl").write_text(record(name).as_line())
+    scan = os.scandir
+
+    def vanishing(path):
+        if str(path).endswith("a"):
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert [one.id for one in collect([tmp_path]).records] == ["b"]

@@ -3,6 +3,7 @@
 import pytest
 from test_experiments import key, plan, record_of, run_of
 
+from mssar.lab.recipes import varied
 from mssar.lab.run import Run, usual_recipe
 
 
@@ -35,10 +36,10 @@ def test_a_run_among_others_costs_its_share():
 
 
 def test_a_shorter_run_is_scaled_by_its_images():
-    short = Run("resnet20", dataset="cifar10", recipe=usual_recipe("resnet20", "cifar10"), seed=9)
-    whole = record_of(short, seconds=320)
-    half = record_of(short, seconds=320, epochs=whole.epochs[:80])
-    assert left([half]) == pytest.approx(640)
+    usual = usual_recipe("resnet20", "cifar10")
+    short = Run("resnet20", dataset="cifar10", recipe=usual, seed=9)
+    half = Run("resnet20", dataset="cifar10", recipe=varied(usual, epochs=80), seed=9)
+    assert left([record_of(half, seconds=320)]) == pytest.approx(640)
     few = record_of(
         short, seconds=320, data={"checksum": "0", "train": 5_000, "test": 9, "classes": 10}
     )

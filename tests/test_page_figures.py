@@ -107,6 +107,18 @@ def test_cost_and_time_say_their_values(show: Any) -> None:
     assert f"{ours.error:.2f} ± 0.20 %" in said
     tab.locator("#points summary").click()
     assert "69.1 M" in tab.locator("#points table.small").inner_text()
+    tab.locator("#points").get_by_label("training time").check()
+    of_plain = {"network": "resnet20", "recalibration": "none"}
+    spent = next(t for t in of.times if of_plain.items() <= vars(t).items())
+    plain = next(
+        p for p in of.points if (of_plain | {"published": False}).items() <= vars(p).items()
+    )
+    assert spent.what == "training"
+    micro = 1000 * spent.ms / spent.batch
+    said = hover(tab, "points-chart", micro, plain.error)
+    assert f"{float(f'{micro:.3g}'):g}" in said
+    assert spent.hardware in said
+    assert "µs an image, training" in tab.locator("#points table.small").inner_text()
     times = tab.locator("#times")
     times.get_by_label("Hardware").select_option("two imaginary cores")
     times.get_by_label("inference").check()

@@ -11,8 +11,11 @@ import pytest
 from lab import program
 
 from mssar.lab import records
+from mssar.lab.recipes import CIFAR_RESNET, varied
 from mssar.lab.records import SCHEMA, Epoch, Record
 from mssar.lab.run import Run, run_from_dict
+
+TWO = varied(CIFAR_RESNET, epochs=2)
 
 
 def epoch(number: int) -> Epoch:
@@ -22,7 +25,7 @@ def epoch(number: int) -> Epoch:
 def record(name: str = "a", **changes: Any) -> Record:
     made = Record(
         id=name,
-        run=Run("densenet100", "mssar", {"scales": (1, 2)}, seed=3).as_dict(),
+        run=Run("densenet100", "mssar", {"scales": (1, 2)}, recipe=TWO, seed=3).as_dict(),
         data={"checksum": "sha256:00", "classes": 3, "train": 20, "test": 10},
         execution={"device": "cpu", "precision": "fp32", "together": 1},
         environment={"hardware": "Prozeßor “x”\u2028", "torch": "2"},
@@ -62,7 +65,7 @@ def test_a_record_survives_its_line():
     assert records.parse(line) == record()
     assert "\n" not in line
     assert run_from_dict(records.parse(line).run) == Run(
-        "densenet100", "mssar", {"scales": (1, 2)}, seed=3
+        "densenet100", "mssar", {"scales": (1, 2)}, recipe=TWO, seed=3
     )
 
 
@@ -100,7 +103,16 @@ BAD = {
     "images in words": (changed("data", train="x"), "data.train: expected int; got 'x'"),
     "time below nothing": (changed(seconds=-5.0), "seconds: below 0"),
     "1e999 in the data": (changed("data", classes=77.25).replace("77.25", "1e999"), "data"),
-    "a number too large": (changed(class_errors=[10**400]), "line 3"),
+    "a number too large": (changed(class_errors=[10**400]), "class_errors[1]: too large a number"),
+    "a loss too large": (changed("epochs", test_loss=1e308), "epochs[1].test_loss: too large"),
+    "no multiply-adds": (changed(macs=0), "macs: expected 1 or more; got 0"),
+    "an epoch too few": (
+        changed(epochs=json.loads(record().as_line())["epochs"][:1]),
+        "epochs: 1,",
+    ),
+    "a name on two lines": (changed(**{"a\nmssar: b": 1}), r"'a\nmssar: b': unknown"),
+    "a long name": (changed(**{"a" * 500: 1}), "a" * 60 + ": unknown"),
+    "a long schema": (changed(schema="1" * 500), "schema '" + "1" * 59 + ", and"),
     "a field missing": (without("macs"), "macs: missing"),
     "an epoch's field missing": (without("lr", "epochs"), "epochs[1].lr: missing"),
     "a run's field missing": (without("seed", "run"), "run.seed: expected int"),

@@ -15,6 +15,8 @@ from filelock import FileLock
 T = TypeVar("T")
 Kinds = Mapping[str, tuple[type, ...]]  # what a field's annotation allows in JSON
 
+LARGEST = 1e100  # of any number: no loss is as large, and sums of some stay finite
+
 KINDS: Kinds = {
     "str": (str,),
     "bool": (bool,),
@@ -40,33 +42,42 @@ def decode(line: str, noun: str, schema: int) -> dict[str, Any]:
     if theirs != schema:
         newer = isinstance(theirs, int) and theirs > schema
         advice = "written by a newer mssar; update this one" if newer else f"not a {noun} of mssar"
-        raise ValueError(f"schema {theirs!r}, and {schema} is read here: {advice}")
+        raise ValueError(f"schema {theirs!r:.60}, and {schema} is read here: {advice}")
     return found
 
 
 def check_fields(kind: type[Any], found: Mapping[str, Any], kinds: Kinds, within: str = "") -> None:
     """All of a dataclass's fields and no other, each of a kind that its annotation allows."""
     names = {f.name: str(f.type) for f in fields(kind)}
-    for name in names.keys() - found.keys():
-        raise ValueError(f"{within}{name}: missing")
-    for name in found.keys() - names.keys():
-        raise ValueError(f"{within}{name}: unknown")
+    for name in names:
+        if name not in found:
+            raise ValueError(f"{within}{name}: missing")
+    for name in found:
+        if name not in names:
+            raise ValueError(f"{within}{_plain(name)}: unknown")
     for name, expected in names.items():
         value, allowed = found[name], kinds[expected]
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             raise ValueError(f"{within}{name}: expected {expected}; got {value!r:.60}")
 
 
+def _plain(name: str) -> str:
+    """A name from elsewhere, on one line and not too long."""
+    return name[:60] if name.isidentifier() else f"{name!r:.60}"
+
+
 def check_finite(value: Any, path: str = "") -> None:
-    """No number, however deep, that is infinite: 1e999 is JSON."""
+    """No number, however deep, that is infinite, as 1e999 is, or beyond all reason."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            check_finite(inner, f"{path}.{name}".lstrip("."))
+            check_finite(inner, f"{path}.{_plain(name)}".lstrip("."))
     elif isinstance(value, list):
         for number, inner in enumerate(value, 1):
             check_finite(inner, f"{path}[{number}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{path}: not finite")
+    elif isinstance(value, int | float) and abs(value) > LARGEST:
+        raise ValueError(f"{path}: too large a number")
 
 
 def read(path: Path, noun: str, parse: Callable[[str], T]) -> Iterator[T]:

@@ -95,6 +95,12 @@ def parse(line: str) -> Record:
             raise ValueError(f"epochs: number {number} says it is {epoch['epoch']}")
     if not found["epochs"]:
         raise ValueError("epochs: there is none")
+    planned = found["run"]["recipe"].get("epochs")
+    if len(found["epochs"]) != planned:
+        raise ValueError(f"epochs: {len(found['epochs'])}, and the recipe has {planned!r:.60}")
+    for name in ("params", "macs"):
+        if found[name] < 1:
+            raise ValueError(f"{name}: expected 1 or more; got {found[name]!r:.60}")
     epochs = tuple(Epoch(**epoch) for epoch in found["epochs"])
     record = Record(**{**found, "epochs": epochs, "class_errors": tuple(found["class_errors"])})
     _check_errors(record)

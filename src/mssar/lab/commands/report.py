@@ -27,7 +27,7 @@ def report(
         typer.Argument(
             metavar="[PLACE…]",
             help="Files of records and timings, and folders with such or with runs. "
-            "records and runs, if there are none.",
+            "records and runs, if none is named; with --demo runs/demo.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
@@ -53,7 +53,7 @@ def report(
     mssar report runs/demo --demo -o demo.html
     mssar report --serve
     """
-    chosen = _places(places)
+    chosen = _places(places, demo=demo)
     looked = build.Maps(data_dir, lambda line: typer.echo(line, err=True)) if maps else None
     make = build.demo if demo else build.reproduction
 
@@ -80,18 +80,22 @@ def write(page: Page, output: Path) -> None:
     """The page as a file, whole or not at all."""
     if not output.parent.is_dir():
         raise ValueError(f"there is no folder {output.parent} for {output.name}")
+    if output.exists() and not output.is_file():
+        raise ValueError(f"{output} is there and is no file; name another with --output")
     write_whole(output, html(page).encode())
 
 
-def _places(places: list[Path] | None) -> list[Path]:
+def _places(places: list[Path] | None, *, demo: bool) -> list[Path]:
     for place in places or ():
         if not place.exists():
             raise ValueError(f"there is no {place}; name files of records, or folders")
-    found = places or [place for place in (RECORDS, opt.RUNS) if place.exists()]
+    usual = (opt.RUNS / "demo",) if demo else (RECORDS, opt.RUNS)
+    found = places or [place for place in usual if place.exists()]
     if not found:
+        lacking = " nor ".join(map(str, usual))
         raise ValueError(
-            f"there is neither {RECORDS} nor {opt.RUNS} here; name files of records or folders, "
-            "or train something first: mssar demo"
+            f"there is {'no' if demo else 'neither'} {lacking} here; name files of records or "
+            "folders, or train something first: mssar demo"
         )
     return found
 

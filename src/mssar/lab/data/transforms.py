@@ -133,11 +133,12 @@ def finish_all(
     """
     angle, mirrored = draws[:, 0].deg2rad(), draws[:, 1]
     order, factors = draws[:, 2:5], draws[:, 5:8]
-    sin, cos, side = angle.sin(), angle.cos(), 1 - 2 * mirrored
-    zero = torch.zeros_like(sin)
-    rows = [torch.stack([side * cos, -sin, zero], 1), torch.stack([side * sin, cos, zero], 1)]
-    where = torch.stack(rows, 1) * (size / squares.shape[1])
-    grid = F.affine_grid(where, [len(squares), 3, size, size], align_corners=False)
+    # Not affine_grid, which is a product of matrices, and so in TF32 where that is allowed.
+    share = size / squares.shape[1]
+    sin, cos = (share * f(angle).view(-1, 1, 1) for f in (torch.sin, torch.cos))
+    at = (torch.arange(size, device=squares.device) * 2 + 1) / size - 1
+    across, down = (1 - 2 * mirrored).view(-1, 1, 1) * at, at.view(-1, 1)
+    grid = torch.stack([cos * across - sin * down, sin * across + cos * down], -1)
     x = squares.permute(0, 3, 1, 2).float()
     x = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
     for place in range(3):

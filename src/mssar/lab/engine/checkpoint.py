@@ -17,8 +17,14 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from mssar.lab import lines
+
 SCHEMA = 1
 KEPT = 2
+_TROUBLE = (
+    *(OSError, KeyError, TypeError, ValueError, RecursionError),
+    safetensors.SafetensorError,
+)
 _NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{5,}))?\.safetensors")
 
 
@@ -70,6 +76,11 @@ def discard(directory: Path, *others: str) -> None:
         path.unlink(missing_ok=True)
 
 
+def is_name(name: str) -> bool:
+    """Whether a file of this name would be a checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
 def checkpoints(directory: Path) -> list[Path]:
     """A run's checkpoints, the newest last."""
     found = [(_NAME.fullmatch(path.name), path) for path in directory.glob("epoch-*.safetensors")]
@@ -110,15 +121,20 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
-    except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
+    except _TROUBLE as error:
         raise ValueError(f"{path} is no readable checkpoint ({error})") from error
 
 
 def _progress(file: Any) -> Progress:
     found = json.loads((file.metadata() or {})["mssar"])
     if found["schema"] != SCHEMA:
-        raise ValueError(f"its schema is {found['schema']}, and {SCHEMA} is read here")
-    return Progress(**found)
+        raise ValueError(f"its schema is {found['schema']!r:.60}, and {SCHEMA} is read here")
+    made = Progress(**found)
+    for name, kind in (("run", dict), ("epoch", int), ("step", int), ("history", list)):
+        if not isinstance(getattr(made, name), kind):
+            raise ValueError(f"{name} is no {kind.__name__}")
+    lines.check_finite(found)
+    return made
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -41,7 +41,7 @@ def trained(
     progress, tensors = found
     run = run_from_dict(progress.run)
     state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
-    if "fc.weight" not in state:
+    if "fc.weight" not in state or state["fc.weight"].ndim != 2:
         raise ValueError(f"{directory} holds no network of mssar")
     model = run.build(len(state["fc.weight"]))
     try:

@@ -30,6 +30,7 @@ from mssar.lab.records import Record
 from mssar.lab.run import Run
 
 RESERVE = 1.0  # seconds of a time budget kept for leaving
+MEMORY = 10.0  # seconds in which a long turn comes to count half
 IMPATIENCE = 0.5  # seconds after which a second interrupt is meant
 
 
@@ -49,6 +50,7 @@ class Clock:
     def __init__(self, budget: float | None) -> None:
         self.end = None if budget is None else time.monotonic() + budget
         self.signal: int | None = None
+        self._last = time.monotonic()
         self.longest = 0.0  # turn of late: the next may take as long, and so may saving
 
     def expired(self, runs: int = 1) -> bool:
@@ -63,8 +65,11 @@ class Clock:
         """A run's turn. Its first is not like the others: caches are cold, graphs are captured."""
         begun = time.monotonic()
         yield
+        now = time.monotonic()
         if not first:  # long ones, such as compiling for a last batch, are forgotten in time
-            self.longest = max(0.99 * self.longest, time.monotonic() - begun)
+            faded = self.longest * 0.5 ** ((now - self._last) / MEMORY)
+            self.longest = max(faded, now - begun)
+        self._last = now
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -62,7 +62,7 @@ class Pace:
 
 @dataclass
 class Company:
-    """How many runs shared the device, turn by turn."""
+    """How many runs shared the device, turn by turn. Only one that never shared it was alone."""
 
     turns: int = 0
     runs: int = 0
@@ -72,4 +72,4 @@ class Company:
 
     @property
     def mean(self) -> int:
-        return round(self.runs / self.turns) if self.turns else 1
+        return -(-self.runs // self.turns) if self.turns else 1

@@ -181,7 +181,7 @@ class Training:
         resumed = bool(progress.epoch or progress.step)
         progress.interruptions += resumed
         self.observer.began(self.run, progress.epoch, self.directory)
-        if progress.step:
+        if 0 < progress.step < steps:
             where = f"epoch {progress.epoch + 1} from step {progress.step + 1}"
             self.observer.said(f"{self.run.label}, seed {self.run.seed}: goes on in {where}")
         self._clock = self._begun = self._looked = time.monotonic()

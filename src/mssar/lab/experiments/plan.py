@@ -175,11 +175,16 @@ def _require_known(
 
 
 def _recorded(cell: Cell, records: Iterable[Record]) -> dict[int, Record]:
-    """By seed. Of a run recorded twice the first counts: a repeat replaces no result."""
+    """By seed. Of a run recorded twice the first counts: a repeat replaces no result.
+
+    All are on the same data: those of the first record, whatever else bears their name.
+    """
     wanted, found = cell.run(0).as_dict(), dict[int, Record]()
     for record in records:
         if {**record.run, "seed": 0} == wanted:
-            found.setdefault(record.run["seed"], record)
+            first = next(iter(found.values()), record)
+            if record.data["checksum"] == first.data["checksum"]:
+                found.setdefault(record.run["seed"], record)
     return found
 
 

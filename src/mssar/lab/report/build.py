@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import mssar
 from mssar.lab import data
 from mssar.lab.engine.evaluate import trained
+from mssar.lab.recipes import DEMO
 from mssar.lab.records import Record
 from mssar.lab.report import figures, tables
 from mssar.lab.report.collect import Collection
@@ -30,25 +33,23 @@ class Maps:
 
     def __init__(self, data_dir: Path | None, say: Callable[[str], None]) -> None:
         self.data_dir, self.say = data_dir, say
-        self._made: dict[tuple[Path, str], Explained | str] = {}
+        self._made: dict[tuple[Path, str], Explained] = {}
 
     def of(self, runs: Sequence[tuple[Path, str]]) -> tuple[list[Explained], list[str]]:
         """Of runs, each its folder and its record's id; and what was in the way."""
+        hindrances = []
         for run in runs:
             if run not in self._made:
                 self.say(f"looking at what {run[0].name} sees")
-                self._made[run] = self._one(run[0])
-        made = [self._made[run] for run in runs]
-        seen = [one for one in made if not isinstance(one, str)]
-        return seen, [one for one in made if isinstance(one, str)]
+                try:
+                    self._made[run] = self._one(run[0])
+                except (ValueError, TypeError, RuntimeError, OSError) as error:  # tried again later
+                    hindrances.append(f"{run[0]}: what its layers see is not shown: {error}")
+        return [self._made[run] for run in runs if run in self._made], hindrances
 
-    def _one(self, folder: Path) -> Explained | str:
-        try:
-            chosen = trained(folder)
-            found = data.load(chosen.run.dataset, self.data_dir)
-            return explained(chosen, found)
-        except (ValueError, OSError) as error:
-            return f"{folder}: what its layers see is not shown: {error}"
+    def _one(self, folder: Path) -> Explained:
+        chosen = trained(folder)
+        return explained(chosen, data.load(chosen.run.dataset, self.data_dir))
 
 
 def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
@@ -72,12 +73,24 @@ def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = Fa
 
 
 def demo(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
-    """None, SE and MS-SAR on the embedded pictures."""
+    """None, SE and MS-SAR on the embedded pictures; other runs are not the demo's."""
+    found = replace(
+        found,
+        records=[r for r in found.records if _of_demo(r.run)],
+        going={f: p for f, p in found.going.items() if _of_demo(p.run)},
+        timings=[],
+    )
     groups = grouped(found.records)
     made = tables.own_table("demo", "None, SE and MS-SAR", DEMO_NOTE, groups)
     return _page(
         found, "demo", "MS-SAR in a minute", comparison(made), [made], groups, maps, live=live
     )
+
+
+def _of_demo(run: dict[str, Any]) -> bool:
+    recipe = run.get("recipe")
+    named = isinstance(recipe, dict) and recipe.get("name") == DEMO.name
+    return named and run.get("dataset") == "arrangements"
 
 
 def _page(

@@ -5,6 +5,7 @@ One bad line costs that line: it is named, with its file, and the rest is read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,14 +40,25 @@ def collect(places: Iterable[Path]) -> Collection:
     return found
 
 
+def below(place: Path) -> list[Path]:
+    """Files that a page may be made of. Folders that vanish meanwhile are not there."""
+    return sorted(
+        Path(folder, name)
+        for folder, _, names in os.walk(place)
+        for name in names
+        if name == NAME or name.endswith(".jsonl") or checkpoint.is_name(name)
+    )
+
+
 def _files(place: Path) -> list[Path]:
-    """Files to read, or one that is not there and so will be named."""
+    """Files to read and folders of unfinished runs; or a file that is not there, to be named."""
     if not place.is_dir():
         return [place]
-    lines, runs = sorted(place.rglob("*.jsonl")), sorted(place.rglob(NAME))
-    done = {path.parent for path in runs}
-    begun = {path.parent for path in place.rglob("epoch-*.safetensors")} - done
-    return [*lines, *runs, *sorted(begun)]
+    files = below(place)
+    lines = [path for path in files if path.suffix == ".jsonl"]
+    runs = [path for path in files if path.name == NAME]
+    begun = {path.parent for path in files if checkpoint.is_name(path.name)}
+    return [*lines, *runs, *sorted(begun - {path.parent for path in runs})]
 
 
 def _take(file: Path, found: Collection, seen: set[str]) -> None:

@@ -5,7 +5,7 @@ Errors and losses are as in records; errors in per cent. Text is text: nothing h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Verdict = Literal["holds", "none", "reversed", "unclear", "open"]
@@ -99,7 +99,7 @@ class Timed:
     what: Literal["training", "inference"]
     hardware: str
     batch: int
-    precision: str
+    precision: str  # and what else decides how, as in "bf16, compiled"
     ms: float  # a batch, median
     low: float  # 20th percentile
     high: float  # 80th
@@ -186,6 +186,4 @@ class Page:
 
 def plain(page: Page) -> dict[str, Any]:
     """As JSON takes it."""
-    from dataclasses import asdict
-
     return asdict(page)

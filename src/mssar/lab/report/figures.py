@@ -11,11 +11,12 @@ from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.experiments.paper import ILSVRC2012, TABLE3
 from mssar.lab.records import Epoch, Record
 from mssar.lab.report.content import Curve, Point, Timed
-from mssar.lab.report.groups import Group, Name, named, on_their_way
+from mssar.lab.report.groups import Group, Name, on_their_way
+from mssar.lab.run import Run
 from mssar.lab.timings import Timing
 
 QUANTITIES = ("train_loss", "test_loss", "train_error", "test_error")
-SIZES = {32: ("cifar10", "cifar100", "arrangements"), 224: ("ilsvrc2012", "imagefolder")}
+SIZES = {32: "cifar10", 224: "ilsvrc2012"}  # a data set with images of this size
 
 
 def curves(groups: Iterable[Group], going: Iterable[Progress] = ()) -> list[Curve]:
@@ -40,7 +41,7 @@ def _epochs(progress: Progress) -> list[Epoch]:
         epochs = [Epoch(**entry) for entry in progress.history]
         for epoch in epochs:
             float(sum(getattr(epoch, name) for name in QUANTITIES))
-    except TypeError:
+    except (TypeError, OverflowError):
         return []
     return epochs
 
@@ -90,47 +91,65 @@ def points(groups: Iterable[Group], *, published: bool) -> list[Point]:
 
 
 def times(measured: Sequence[Timing], groups: Iterable[Group]) -> list[Timed]:
-    """What was measured on purpose; of what runs on its own, the epochs of runs too."""
-    found = []
-    for one in _latest(measured):
-        options = _options(one)
-        data = SIZES.get(one.size[-1], ("",))[0]
-        found.append(
-            Timed(
-                one.network,
-                one.recalibration,
-                options,
-                data,
-                "inference" if one.what == "inference" else "training",
-                one.environment["hardware"],
-                one.batch,
-                one.precision,
-                one.median_ms,
-                one.p20_ms,
-                one.p80_ms,
-                timings.ratio(one, measured),
-                f"{one.command}, {one.made[:10]}",
-            )
+    """What was measured on purpose; of what was not, the epochs of runs."""
+    found = [
+        Timed(
+            one.network,
+            one.recalibration,
+            _options(one),
+            SIZES.get(one.size[-1], ""),
+            "inference" if one.what == "inference" else "training",
+            one.environment["hardware"],
+            one.batch,
+            _how(one),
+            one.median_ms,
+            one.p20_ms,
+            one.p80_ms,
+            timings.ratio(one, measured),
+            _source(one),
         )
-    known = {(one.network, one.recalibration, one.hardware) for one in found}
-    return found + [
-        t for t in _of_epochs(groups) if (t.network, t.recalibration, t.hardware) not in known
+        for one in _latest(measured)
     ]
+    known = {_key(one) for one in found}
+    return found + [one for one in _of_epochs(groups) if _key(one) not in known]
+
+
+def _key(one: Timed) -> tuple[object, ...]:
+    who = (one.network, one.recalibration, one.options, one.hardware)
+    return (*who, one.what, one.batch, one.precision)
 
 
 def _latest(measured: Sequence[Timing]) -> list[Timing]:
     """Of the same thing measured twice the later."""
     last: dict[Any, Timing] = {}
     for one in sorted(measured, key=lambda timing: timing.made):
-        conditions = (one.size, one.what, one.batch, one.precision, one.compile)
         who = (one.network, one.recalibration, _options(one), one.environment["hardware"])
-        last[who + conditions] = one
+        last[(*who, one.size, one.what, one.batch, _how(one))] = one
     return list(last.values())
 
 
+def _how(one: Timing) -> str:
+    """In words: bf16, compiled. CUDA graphs are the rule."""
+    graphed = one.graph or one.peak_bytes is None  # which a CPU has neither of
+    said = (one.precision, "compiled" * one.compile, "" if graphed else "no graphs")
+    return ", ".join(part for part in said if part)
+
+
 def _options(one: Timing) -> str:
-    run = {"network": one.network, "recalibration": one.recalibration, "options": one.options}
-    return named({**run, "dataset": "", "recipe": {}, "seed": 0}).options
+    """Those that are not the default."""
+    try:
+        return " ".join(Run(one.network, one.recalibration, one.options).particulars)
+    except (ValueError, TypeError, KeyError):  # of another version, or made by hand
+        return " ".join(f"{name}={value}" for name, value in one.options.items())
+
+
+def _source(one: Timing) -> str:
+    commit = str(one.code.get("commit") or "")[:7]
+    if commit and one.code.get("changed"):
+        commit += " with changes"
+    torch = f"torch {one.environment.get('torch', '?')}"
+    said = (one.command, f"mssar {one.code.get('version', '?')}", commit, torch, one.made[:10])
+    return ", ".join(part for part in said if part)
 
 
 def _of_epochs(groups: Iterable[Group]) -> list[Timed]:
@@ -147,7 +166,7 @@ def _of_epochs(groups: Iterable[Group]) -> list[Timed]:
     times = []
     for group, record, ms in found:
         base = next((m for g, r, m in found if _comparable(g, r, group, record)), None)
-        low, *_, high = quantiles(ms, n=5) if len(ms) > 1 else (ms[0], ms[0])
+        low, *_, high = quantiles(ms, n=5, method="inclusive") if len(ms) > 1 else (ms[0], ms[0])
         times.append(
             Timed(
                 group.name.network,

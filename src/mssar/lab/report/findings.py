@@ -26,19 +26,18 @@ def claims(made: Sequence[Table]) -> list[str]:
 
 def _finding(row: Row, claim: Claim, gain: float) -> str:
     what = " ".join(part for part in (row.network, row.options) if part)
-    spread = f"the spread over seeds of {claim.spread or 0:.2f}"
+    other = "without recalibration" if claim.against == "none" else f"with {claim.against}"
     said = (
         f"{what} on {DATA.get(row.dataset, row.dataset)}: with MS-SAR the error is "
-        f"{abs(gain):.2f} points {'higher' if gain < 0 else 'lower'} than with {claim.against}"
+        f"{abs(gain):.2f} points {'higher' if gain < 0 else 'lower'} than {other}"
     )
     if claim.published is not None:
         said += f" (published: {claim.published:.2f} lower)"
-    verdicts = {
-        "holds": f", which is beyond {spread}.",
-        "reversed": f", which is beyond {spread}.",
-        "none": f", which is within {spread}: no difference.",
-    }
-    return said + verdicts.get(claim.verdict, "; with so few runs that may be chance.")
+    if claim.spread is None:
+        return f"{said}; with so few runs (here {row.n}) that may be chance."
+    within = abs(gain) <= claim.spread
+    spread = f"the spread over seeds of {claim.spread:.2f} (n={row.n})"
+    return f"{said}, {'within' if within else 'beyond'} {spread}{': no difference' * within}."
 
 
 def coverage(made: Sequence[Table]) -> list[str]:
@@ -63,18 +62,19 @@ def comparison(table: Table) -> list[str]:
             f"{name.get(row.recalibration, row.recalibration)}: {row.mean or 0:.2f}{spread} % "
             f"of the test pictures wrong ({runs})."
         )
-    decided = [row for row in table.rows if row.claim and row.recalibration == "mssar"]
-    for row in decided:
-        assert row.claim is not None
-        sentence = {
-            "holds": "MS-SAR is ahead of no recalibration by more than the spread over seeds.",
-            "reversed": "MS-SAR is behind no recalibration by more than the spread over seeds.",
-            "none": "Between MS-SAR and no recalibration there is no difference beyond the spread.",
-            "unclear": (
-                "With one run each, nothing can be said of small differences: "
-                "`mssar demo --seeds 3` runs three."
-            ),
-        }.get(row.claim.verdict)
-        if sentence:
-            found.append(sentence)
-    return found
+    ours = next((row for row in table.rows if row.recalibration == "mssar" and row.claim), None)
+    return found if ours is None or ours.claim is None else [*found, *_verdict(ours, ours.claim)]
+
+
+def _verdict(row: Row, claim: Claim) -> list[str]:
+    runs = "one run" if row.n == 1 else f"{row.n} runs"
+    said = {
+        "holds": "MS-SAR is ahead of no recalibration by more than the spread over seeds.",
+        "reversed": "MS-SAR is behind no recalibration by more than the spread over seeds.",
+        "none": "Between MS-SAR and no recalibration there is no difference beyond the spread.",
+        "unclear": (
+            f"From {runs} of MS-SAR nothing can be said about small differences; "
+            "`mssar demo --seeds 3` makes three of each."
+        ),
+    }.get(claim.verdict)
+    return [said] if said else []

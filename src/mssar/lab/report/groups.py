@@ -14,6 +14,8 @@ from mssar.lab.records import Record
 from mssar.lab.report.content import Claim, Verdict
 from mssar.lab.run import run_from_dict, text_of, usual_recipe
 
+ENOUGH = 3  # runs of either side, to judge by their spread; the paper's own number
+
 
 @dataclass(frozen=True)
 class Name:
@@ -87,7 +89,8 @@ def grouped(records: Iterable[Record]) -> list[Group]:
     """In the order in which they come. Of a run recorded twice the first counts."""
     found: dict[str, dict[int, Record]] = {}
     for record in records:
-        key = json.dumps({**record.run, "seed": 0}, sort_keys=True)
+        what = {**record.run, "seed": 0, "data": record.data["checksum"]}
+        key = json.dumps(what, sort_keys=True)
         found.setdefault(key, {}).setdefault(record.run["seed"], record)
     groups = []
     for by_seed in found.values():
@@ -104,7 +107,7 @@ def claim(
     if not ours or not theirs:
         return Claim(against, published, None, None, "open")
     gain = fmean(r.error for r in theirs) - fmean(r.error for r in ours)
-    if len(ours) < 2 or len(theirs) < 2:
+    if min(len(ours), len(theirs)) < ENOUGH:
         return Claim(against, published, gain, None, "unclear")
     spread = math.hypot(stdev(r.error for r in ours), stdev(r.error for r in theirs))
     verdict: Verdict = "none" if abs(gain) <= spread else "holds" if gain > 0 else "reversed"
@@ -135,7 +138,6 @@ def provenance(record: Record) -> dict[str, str]:
         "finished": record.finished,
         "time": f"{record.seconds:,.0f} s, {record.execution['together']} at once",
         "interruptions": str(record.interruptions),
-        "id": record.id,
     }
     return {name: text for name, text in said.items() if text}
 

@@ -162,7 +162,7 @@ _COLUMNS = (
     _Column(
         "mean5",
         "Top-5 ours, %",
-        lambda r: _mean(r.mean5, None),
+        lambda r: _runs(r, _mean(r.mean5, None)),
         lambda r: r.mean5,
         _any(lambda r: r.mean5),
     ),
@@ -226,11 +226,15 @@ def _recalibration(row: Row) -> str:
 def _ours(row: Row) -> str:
     if row.mean is None:
         return '<span class="open">not run yet</span>'
-    shown = _mean(row.mean, row.spread)
-    if row.runs:
-        runs = escape(json.dumps(row.runs))
-        shown = f'<button type="button" class="runs" data-runs="{runs}">{shown}</button>'
-    return f"{shown} <small>(n={row.n})</small>"
+    return f"{_runs(row, _mean(row.mean, row.spread))} <small>(n={row.n})</small>"
+
+
+def _runs(row: Row, number: str) -> str:
+    """One of our numbers, which opens the runs behind it."""
+    if not row.runs or not number:
+        return number
+    runs = escape(json.dumps(row.runs))
+    return f'<button type="button" class="runs" data-runs="{runs}">{number}</button>'
 
 
 def _claim(claim: Claim) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from mssar.lab.report.collect import below
 from mssar.lab.report.content import Page
 from mssar.lab.report.page import html, news
 
 ADDRESS = "127.0.0.1"
-WATCHED = ("*.jsonl", "record.json", "epoch-*.safetensors")
 
 
 class Source:
@@ -47,8 +49,7 @@ def _state(places: Iterable[Path]) -> tuple[object, ...]:
     """Names, sizes and times of the files that a page is made of."""
     found: list[object] = []
     for place in places:
-        files = [place] if place.is_file() else (f for w in WATCHED for f in place.rglob(w))
-        for file in sorted(files):
+        for file in below(place) if place.is_dir() else [place]:
             try:
                 state = file.stat()
             except OSError:  # replaced just now
@@ -61,10 +62,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self._answer()
+        with suppress(ConnectionError):  # a tab that was closed
+            self._answer()
 
-    def do_HEAD(self) -> None:
-        self._answer()
+    do_HEAD = do_GET  # noqa: N815, its name there
 
     def _answer(self) -> None:
         if not self._is_for_us():
@@ -113,6 +114,11 @@ class Server(ThreadingHTTPServer):
     def __init__(self, source: Source, port: int = 0) -> None:
         self.source = source
         super().__init__((ADDRESS, port), _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that hangs up is not worth a word; anything else is."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     @property
     def url(self) -> str:

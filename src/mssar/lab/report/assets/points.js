@@ -1,6 +1,26 @@
-// Error over multiply-adds.
+// Error over cost: over multiply-adds, as in the paper, or over measured time.
 
-const spent = { dataset: null, variants: false };
+const spent = { dataset: null, variants: false, over: "macs" };
+
+/** The hardware that most of these were timed on. */
+function machineOf(points) {
+  const times = points.flatMap((p) => page.times.filter((t) => isTimeOf(t, p)));
+  const machines = unique(times.map((t) => t.hardware));
+  const count = (m) => times.filter((t) => t.hardware === m).length;
+  return machines.reduce((a, b) => (a !== null && count(a) >= count(b) ? a : b), null);
+}
+
+const isTimeOf = (t, p) =>
+  t.network === p.network && t.recalibration === p.recalibration && t.options === p.options;
+
+/** What a point costs, in what is chosen; nothing if that was not measured. */
+function costOf(p, machine) {
+  if (spent.over === "macs") return p.macs;
+  const found = page.times.find(
+    (t) => isTimeOf(t, p) && t.what === spent.over && t.hardware === machine,
+  );
+  return found && (1000 * found.ms) / found.batch;
+}
 
 function showPoints() {
   const section = $("#points");
@@ -9,8 +29,20 @@ function showPoints() {
   spent.dataset = among(spent.dataset, datasets);
   const of = page.points.filter((p) => p.dataset === spent.dataset);
   const variants = of.some((p) => !isPlain(p, of));
-  keep($(".controls", section), [datasets, spent.dataset, variants], () => {
+  const measured = unique(
+    page.times.filter((t) => of.some((p) => isTimeOf(t, p))).map((t) => t.what),
+  ).sort();
+  const costs = [["macs", "multiply-adds"], ...measured.reverse().map((w) => [w, `${w} time`])];
+  spent.over = among(
+    spent.over,
+    costs.map(([key]) => key),
+  );
+  keep($(".controls", section), [datasets, spent.dataset, variants, costs], () => {
     const made = [];
+    if (costs.length > 1) {
+      const set = (over) => ((spent.over = over), showPoints());
+      made.push(group("Over", costs, (over) => over === spent.over, set));
+    }
     if (datasets.length > 1) {
       const options = datasets.map((d) => [d, say(d)]);
       made.push(
@@ -27,7 +59,10 @@ function showPoints() {
 }
 
 function drawPoints(section, of) {
-  const shown = of.filter((p) => spent.variants || isPlain(p, of));
+  const machine = machineOf(of);
+  const x = (p) => costOf(p, machine);
+  const timed = spent.over !== "macs";
+  const shown = of.filter((p) => (spent.variants || isPlain(p, of)) && x(p) > 0);
   const { soft, text } = ink();
   const kinds = unique(shown.map((p) => p.recalibration)).sort(
     (a, b) => rank({ recalibration: a }) - rank({ recalibration: b }),
@@ -43,7 +78,7 @@ function drawPoints(section, of) {
     borderWidth: 1,
   });
   const item = (p) => ({
-    value: [p.macs, p.error],
+    value: [x(p), p.error],
     of: p,
     itemStyle: p.published ? hollow(p) : full(p),
     symbolSize: isPlain(p, of) ? 12 : 8,
@@ -59,7 +94,7 @@ function drawPoints(section, of) {
         type: "line",
         silent: true,
         symbol: "none",
-        data: path.map((p) => [p.macs, p.error]),
+        data: path.map((p) => [x(p), p.error]),
         lineStyle: { color: soft, width: 1.3, type: published ? [4, 4] : "solid" },
         tooltip: { show: false },
       });
@@ -83,27 +118,31 @@ function drawPoints(section, of) {
       labelLayout: { hideOverlap: true },
     });
   }
-  series.push(whiskers(shown.filter((p) => p.spread)));
+  series.push(whiskers(
+    shown.filter((p) => p.spread),
+    x,
+  ));
   const marks = kinds.map((k) => [swatch(hue(k), "dot"), say(k)]);
   if (shown.some((p) => p.published)) {
     marks.push([swatch(soft, "ring"), "published"], [swatch(soft, "dot"), "ours"]);
   }
   legend($(".legend", section), marks);
-  const macs = shown.map((p) => p.macs);
+  const costs = shown.map(x);
+  const unit = timed ? `µs an image, ${spent.over}, ${machine}` : "multiply-adds for one image";
   const option = {
     grid: { left: 44, right: 20, top: 34, bottom: 48 },
-    xAxis: axis("multiply-adds for one image, logarithmic", {
+    xAxis: axis(`${unit}, logarithmic`, {
       type: "log",
-      min: Math.min(...macs) / 1.6,
-      max: Math.max(...macs) * 1.6,
+      min: Math.min(...costs) / 1.6,
+      max: Math.max(...costs) * 1.6,
       nameLocation: "middle",
       nameGap: 28,
       axisLabel: {
         color: soft,
         fontSize: 12,
-        formatter: large,
+        formatter: timed ? (v) => String(Number(v.toPrecision(3))) : large,
         hideOverlap: true,
-        customValues: rounds(macs),
+        customValues: rounds(costs),
       },
       splitLine: { show: false },
     }),
@@ -118,6 +157,7 @@ function drawPoints(section, of) {
         const whose = p.published ? "published" : `ours, n=${p.n}`;
         return tip(`${p.network}, ${recalibrated(p)}`, [
           [null, `Error (${whose})`, `${withSpread(p.error, p.spread)} %`],
+          ...(timed ? [[null, `µs an image, ${spent.over}`, micro(x(p)), machine]] : []),
           [null, "Multiply-adds", large(p.macs)],
           ...(p.params == null ? [] : [[null, "Parameters", large(p.params)]]),
         ]);
@@ -127,7 +167,7 @@ function drawPoints(section, of) {
   };
   draw(
     $("#points-chart"),
-    `Error over multiply-adds on ${say(spent.dataset)}; in numbers below.`,
+    `Error over ${unit} on ${say(spent.dataset)}; in numbers below.`,
     option,
   );
   const rows = [...shown]
@@ -138,15 +178,19 @@ function drawPoints(section, of) {
       withSpread(p.error, p.spread),
       large(p.macs),
       large(p.params),
+      ...(timed ? [micro(x(p))] : []),
     ]);
   const head = ["Network", "Whose", "Error, %", "Multiply-adds", "Parameters"];
+  if (timed) head.push(unit);
   keep($(".numbers .scroll", section), rows, () => [grid(head, rows)]);
 }
+
+const micro = (us) => String(Number(us.toPrecision(3)));
 
 /** Round numbers near these, for a logarithmic axis. */
 function rounds(numbers) {
   const [low, high] = [Math.min(...numbers) / 1.6, Math.max(...numbers) * 1.6];
-  const powers = [3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+  const powers = Array.from({ length: 15 }, (_, i) => i - 2);
   const near = (steps) =>
     powers.flatMap((p) => steps.map((m) => m * 10 ** p)).filter((v) => v >= low && v <= high);
   const few = near([1, 2, 5]);
@@ -154,12 +198,12 @@ function rounds(numbers) {
 }
 
 /** The spread of our errors, as upright strokes. */
-function whiskers(points) {
+function whiskers(points, x) {
   return {
     type: "custom",
     silent: true,
     z: 3,
-    data: points.map((p) => [p.macs, p.error - p.spread, p.error + p.spread, rank(p)]),
+    data: points.map((p) => [x(p), p.error - p.spread, p.error + p.spread, rank(p)]),
     encode: { x: 0, y: [1, 2] },
     renderItem(_, api) {
       const [x, y1] = api.coord([api.value(0), api.value(1)]);
