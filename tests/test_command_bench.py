@@ -59,7 +59,7 @@ def test_every_measurement_is_shown_and_added_to_the_file():
         assert line.endswith(f" {ratio(t, found):.2f}")
     assert found[0].environment["hardware"] in result.stdout
     assert f"timings: {file}" in result.stdout
-    assert "resnet8 training, batch 4: se is made ready" in result.stderr
+    assert "resnet8 training, batch 4: setting up se" in result.stderr
 
 
 def test_json_is_all_that_is_printed_and_nothing_is_kept(tmp_path):

@@ -98,7 +98,8 @@ def test_the_last_block_of_every_stage_is_drawn_and_guesses_are_said(runs):
     shares = mssar.explain(chosen.model, images).logits.softmax(1)
     for line, name, share, truth in zip(said, ("test:3", "test:0"), shares, (3, 0), strict=False):
         guess = int(share.argmax())
-        assert line == f"{name}: {guess}, {share[guess]:.1%}, is {truth}"
+        told = "right" if guess == truth else f"really {truth}"
+        assert line == f"{name}: {guess}, {share[guess]:.1%} ({told})"
     assert said[2] == "explained.png: layer1.2, layer2.2, layer3.2"
     assert min(size()) > 200
     assert not list(Path().glob(".*"))  # nothing half written

@@ -49,7 +49,7 @@ def test_a_page_is_made_of_what_lies_here():
     put(record_of(run_of(), 8.75), record_of(run_of(recalibration="mssar"), 7.5))
     result = invoke("report")
     assert result.exit_code == 0, result.output
-    assert result.output == "report.html: 2 records, 0 timings\n"
+    assert result.output == "report.html: 2 records\n"
     page = page_of("report.html")
     assert page["kind"] == "reproduction"
     rows = [row for row in page["tables"][0]["rows"] if row["n"]]
@@ -74,6 +74,15 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown():
     page = page_of("report.html")
     assert page["problems"] == [line.removeprefix("mssar: ") for line in problems]
     assert any(row["mean"] == 8.75 for row in page["tables"][0]["rows"])
+
+
+def test_where_nothing_can_be_read_the_page_says_so():
+    Path("records").mkdir()
+    Path("records/x.jsonl").write_text("{")
+    result = invoke("report")
+    assert result.exit_code == 1
+    assert "report.html: nothing was found to show" in result.output
+    assert len(page_of("report.html")["problems"]) == 1
 
 
 def test_what_layers_see_is_shown_of_runs_that_are_here():
@@ -104,6 +113,7 @@ def test_data_that_are_missing_cost_the_maps_alone(monkeypatch):
 def test_the_demo_leaves_a_page(monkeypatch):
     quick = varied(DEMO, epochs=1, drops=())
     monkeypatch.setattr(demo_command, "DEMO", quick)
+    monkeypatch.setattr(demo_command, "SECONDS", 0.01)
     result = invoke("demo")
     assert result.exit_code == 0, result.output
     assert "page:    runs/demo/report.html" in result.output
@@ -113,7 +123,13 @@ def test_the_demo_leaves_a_page(monkeypatch):
     labels = [seen["label"] for seen in page["explained"]]
     assert labels == ["resnet8 mssar, seed 0", "resnet8 se, seed 0"]
     assert len(page["curves"]) == 3
-    assert len(page["times"]) == 3
+    timed = [(t["what"], t["recalibration"]) for t in page["times"]]
+    kinds = ("none", "se", "mssar")
+    assert timed == [(what, kind) for what in ("training", "inference") for kind in kinds]
+    assert page["times"][0]["ratio"] == 1
+    before = Path("runs/demo/timings.jsonl").read_text()
+    assert invoke("demo").exit_code == 0
+    assert Path("runs/demo/timings.jsonl").read_text() == before  # measured once
 
 
 def test_mistakes_are_answered_in_a_line(capsys, monkeypatch):

@@ -354,6 +354,7 @@ def test_reproduce_names_what_it_knows(capsys, monkeypatch):
 def test_the_demo_compares_three_and_says_what_to_believe(monkeypatch):
     quick = varied(DEMO, epochs=1, drops=(), batch=16)
     monkeypatch.setattr(demo_command, "DEMO", quick)
+    monkeypatch.setattr(demo_command, "SECONDS", 0.01)
     said = run("demo", "--seeds", "2").stdout
     found = records.read(Path("runs/demo/records.jsonl"))
     assert [(r.run["seed"], r.run["recalibration"]) for r in found] == [

@@ -1,7 +1,6 @@
 """Figures: courses over seeds, errors over cost, measured times."""
 
 from dataclasses import replace
-from statistics import median
 
 import pytest
 from lab import Log, arrays, opened, tiny
@@ -73,7 +72,7 @@ def test_times_are_over_what_was_measured_in_turns_with_them():
     base = timing(recalibration="none", options={}, median_ms=2.0, p20_ms=1.9, p80_ms=2.1)
     ours = timing(recalibration="mssar", options={}, median_ms=5.0, p20_ms=4.9, p80_ms=5.1)
     old = replace(base, median_ms=9.0, p20_ms=9.0, p80_ms=9.0, made="2019-01-01T00:00:00+00:00")
-    found = figures.times([old, base, ours], [])
+    found = figures.times([old, base, ours])
     assert [(t.recalibration, t.ms, t.ratio) for t in found] == [
         ("none", 2.0, 1.0),
         ("mssar", 5.0, 2.5),
@@ -81,17 +80,17 @@ def test_times_are_over_what_was_measured_in_turns_with_them():
     assert found[0].hardware == base.environment["hardware"]
 
 
-def test_runs_that_had_the_device_for_themselves_were_timed_by_their_epochs():
-    alone = [
-        course(record_of(run_of(recalibration=kind), 8.0), [9.0, 8.5, 8.0])
-        for kind in ("none", "mssar")
-    ]
-    slow = tuple(replace(e, seconds=2 * e.seconds) for e in alone[1].epochs)
-    alone[1] = replace(alone[1], epochs=slow)
-    found = figures.times([], grouped(alone))
-    steps = -(-50_000 // 128)
-    assert found[0].ms == pytest.approx(1000 * median([11.0, 12.0]) / steps)  # not the first epoch
-    assert found[0].ratio == 1
-    assert found[1].ratio == pytest.approx(2)
-    shared = [replace(r, execution={**r.execution, "together": 4}) for r in alone]
-    assert figures.times([], grouped(shared)) == []
+def test_times_taken_in_other_ways_stand_apart():
+    usual = timing(graph=True, compile=False)
+    for change, said in (({"graph": False}, "bf16, no graphs"), ({"compile": True}, "compiled")):
+        other = replace(usual, median_ms=0.5, p80_ms=9.0, **change)
+        first, second = figures.times([usual, other])
+        assert first.precision == "bf16"
+        assert said in second.precision
+        assert (first.ms, second.ms) == (usual.median_ms, 0.5)
+    (found,) = figures.times([usual])
+    assert found.options == ""  # all of them are the default
+    assert found.dataset == "32×32"
+    assert figures.times([replace(usual, options={"scales": [1, 2]})])[0].options == "scales=1,2"
+    strange = figures.times([replace(usual, network="<b>")])[0]
+    assert strange.options.startswith("scales=[1, 2, 4]")

@@ -98,6 +98,7 @@ def test_each_table_has_its_own_claim():
     assert against("table3", "resnet56", "mssar") == "none"
     assert against("table3", "resnet56", "mssar", "cifar10", "reduction=3") == "none"
     assert against("table4", "resnet56", "mssar", "cifar10", "scales=1,2,4") == "mssar scales=1"
+    assert against("table4", "resnet56", "mssar", "cifar10", "scales=2,4") == "mssar scales=1"
     assert against("table4", "resnet56", "mssar", "cifar10", "scales=2") == "none"
     regional = ("resnet56", "mssar", "cifar100", "strategy=regional")
     assert against("strategy", *regional) == "mssar strategy=sliding"

@@ -271,9 +271,9 @@ def test_a_slow_module_takes_longer(monkeypatch, what):
     assert plain.repeats == slowed.repeats >= 3
     assert [timings.parse(one.as_line()) for one in found] == found
     assert said == [
-        f"resnet8 {what}, batch 2: none is made ready",
-        f"resnet8 {what}, batch 2: mssar is made ready",
-        f"resnet8 {what}, batch 2: in turns, 0.02 s or more",
+        f"resnet8 {what}, batch 2: setting up none",
+        f"resnet8 {what}, batch 2: setting up mssar",
+        f"resnet8 {what}, batch 2: measuring in turns, about 0.02 s",
     ]
 
 

@@ -107,7 +107,7 @@ def _print_table(found: list[Timing], path: Path | None) -> None:
     words = [first.environment["hardware"], f"torch {first.environment['torch']}", first.precision]
     words += ["CUDA graphs"] * first.graph + ["compiled"] * first.compile
     table = Table("network", "", "recalibration", box=box.SIMPLE_HEAD)
-    for column in ("batch", "ms", "20–80%", "over none", "MiB"):
+    for column in ("batch", "ms", "20–80%", "over none", *["MiB"] * bool(first.peak_bytes)):
         table.add_column(column, justify="right")
     for before, timing in zip([None, *found], found, strict=False):
         if before and (before.network, before.what) != (timing.network, timing.what):
@@ -121,7 +121,7 @@ def _print_table(found: list[Timing], path: Path | None) -> None:
             _digits(timing.median_ms),
             f"{_digits(timing.p20_ms)}–{_digits(timing.p80_ms)}",
             "" if over is None else f"{over:.2f}",
-            "" if peak is None else f"{peak / 2**20:,.0f}",
+            *([] if peak is None else [f"{peak / 2**20:,.0f}"]),
         )
     out.print(", ".join(words), highlight=False)
     out.print(table)

@@ -9,19 +9,24 @@ from typing import Annotated
 
 import typer
 
+from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
 from mssar.lab.commands.report import write
 from mssar.lab.display import results
+from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.timing import measure
 from mssar.lab.recipes import DEMO
 from mssar.lab.records import Record
 from mssar.lab.report import build
 from mssar.lab.report.collect import collect
 from mssar.lab.run import Run
+from mssar.lab.timings import WHAT
 
 FOLDER = opt.RUNS / "demo"
 NETWORK = "resnet8"
 RECALIBRATIONS = ("none", "se", "mssar")
+SECONDS = 2.0  # for each measurement of time
 
 
 def demo(
@@ -42,6 +47,7 @@ def demo(
     mssar demo
     mssar demo --seeds 3
     """
+    how = opt.execution(device)
     asked = [
         Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
         for seed in range(seeds)
@@ -49,7 +55,7 @@ def demo(
     ]
     outcome = opt.carry_out(
         asked,
-        opt.execution(device),
+        how,
         runs,
         budget=opt.seconds(time_budget),
         tensorboard=tensorboard,
@@ -61,8 +67,21 @@ def demo(
         out.print(results(outcome.records, out.width))
         out.print(_honestly(outcome.records, seeds), highlight=False, soft_wrap=True)
         out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
+        if not outcome.left:
+            _time(asked[: len(RECALIBRATIONS)], how, runs / "timings.jsonl", anew=restart)
         _page(runs, show)
     opt.leave(outcome, "the same command")
+
+
+def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:
+    """How long a step takes, in turns, so that whatever else runs here slows all of them alike."""
+    if anew:
+        path.unlink(missing_ok=True)
+    if path.exists():
+        return
+    for what in WHAT:
+        for timing in measure(asked, what, how, SECONDS, lambda line: typer.echo(line, err=True)):
+            timings.append(path, timing)
 
 
 def _page(runs: Path, show: bool) -> None:

@@ -86,7 +86,9 @@ def explain(
         print(json.dumps(_plain(out, shown, blocks, layers, stages), indent=2))
         return
     for picture in shown:
-        known = "" if picture.truth is None else f", is {picture.truth}"
+        known = "" if picture.truth is None else f" (really {picture.truth})"
+        if picture.truth == picture.guess:
+            known = " (right)"
         print(f"{picture.name}: {picture.guess}, {picture.probability:.1%}{known}")
     print(f"{out}: {', '.join(layer.name for layer in layers)}")
 

@@ -68,12 +68,13 @@ def report(
     write(made, output)
     for problem in made.problems:
         typer.echo(f"mssar: {problem}", err=True)
-    counted = f"{len(found.records)} records, {len(found.timings)} timings"
-    if found.going:
-        counted += f", {len(found.going)} runs on their way"
-    typer.echo(f"{output}: {counted}")
+    things = (("record", found.records), ("timing", found.timings), ("unfinished run", found.going))
+    counted = [f"{len(some)} {name}{'s' * (len(some) != 1)}" for name, some in things if some]
+    typer.echo(f"{output}: {', '.join(counted) or 'nothing was found to show'}")
     if show:
         webbrowser.open(output.resolve().as_uri())
+    if made.problems and not counted:
+        raise typer.Exit(1)
 
 
 def write(page: Page, output: Path) -> None:

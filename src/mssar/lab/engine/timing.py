@@ -115,9 +115,9 @@ def measure(
             _made_ready(runs[0], what, feed, replace(execution, graph=False))
         ready = []
         for run in runs:
-            tell(f"{heading}: {run.recalibration} is made ready")
+            tell(f"{heading}: setting up {run.recalibration}")
             ready.append(_made_ready(run, what, feed, execution))
-        tell(f"{heading}: in turns, {seconds * len(runs):.3g} s or more")
+        tell(f"{heading}: measuring in turns, about {seconds * len(runs):.3g} s")
         times = in_turns([subject for subject, _ in ready], seconds, device)
         peaks = [peak for _, peak in ready]
         del ready

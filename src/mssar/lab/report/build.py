@@ -63,7 +63,7 @@ def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = Fa
     return _page(
         found,
         "reproduction",
-        "MS-SAR, reproduced",
+        "MS-SAR: the paper and our runs",
         (*claims(made), *coverage(made)),
         made,
         groups,
@@ -78,7 +78,6 @@ def demo(found: Collection, maps: Maps | None = None, *, live: bool = False) -> 
         found,
         records=[r for r in found.records if _of_demo(r.run)],
         going={f: p for f, p in found.going.items() if _of_demo(p.run)},
-        timings=[],
     )
     groups = grouped(found.records)
     made = tables.own_table("demo", "None, SE and MS-SAR", DEMO_NOTE, groups)
@@ -114,7 +113,7 @@ def _page(
         tables=tuple(made),
         curves=tuple(figures.curves(groups, found.going.values())),
         points=tuple(figures.points(groups, published=kind != "demo")),
-        times=tuple(figures.times(found.timings, groups)),
+        times=tuple(figures.times(found.timings)),
         explained=tuple(seen),
         problems=(*found.problems, *hindrances),
         provenance={record.id: provenance(record) for record in found.records},

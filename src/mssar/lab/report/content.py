@@ -95,7 +95,7 @@ class Timed:
     network: str
     recalibration: str
     options: str
-    dataset: str  # whose images are of this size
+    dataset: str  # or the size of the images, as in "32×32"
     what: Literal["training", "inference"]
     hardware: str
     batch: int
@@ -104,7 +104,7 @@ class Timed:
     low: float  # 20th percentile
     high: float  # 80th
     ratio: float | None  # to the same with recalibration "none"; None where that is not measured
-    source: str  # how it was measured, as in "mssar bench" or "the runs' own epochs"
+    source: str  # the command, and the version of what it ran
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import fmean, median, quantiles
+from statistics import fmean
 from typing import Any
 
 from mssar.lab import timings
 from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.experiments.paper import ILSVRC2012, TABLE3
-from mssar.lab.records import Epoch, Record
+from mssar.lab.records import Epoch
 from mssar.lab.report.content import Curve, Point, Timed
 from mssar.lab.report.groups import Group, Name, on_their_way
 from mssar.lab.run import Run
 from mssar.lab.timings import Timing
 
 QUANTITIES = ("train_loss", "test_loss", "train_error", "test_error")
-SIZES = {32: "cifar10", 224: "ilsvrc2012"}  # a data set with images of this size
 
 
 def curves(groups: Iterable[Group], going: Iterable[Progress] = ()) -> list[Curve]:
@@ -90,14 +89,15 @@ def points(groups: Iterable[Group], *, published: bool) -> list[Point]:
     return found
 
 
-def times(measured: Sequence[Timing], groups: Iterable[Group]) -> list[Timed]:
-    """What was measured on purpose; of what was not, the epochs of runs."""
-    found = [
+def times(measured: Sequence[Timing]) -> list[Timed]:
+    """What was measured, in turns. Epochs of runs are no such thing: whatever else the machine did
+    meanwhile would count as the cost of what was trained then."""
+    return [
         Timed(
             one.network,
             one.recalibration,
             _options(one),
-            SIZES.get(one.size[-1], ""),
+            "×".join(map(str, one.size[1:])),
             "inference" if one.what == "inference" else "training",
             one.environment["hardware"],
             one.batch,
@@ -110,13 +110,6 @@ def times(measured: Sequence[Timing], groups: Iterable[Group]) -> list[Timed]:
         )
         for one in _latest(measured)
     ]
-    known = {_key(one) for one in found}
-    return found + [one for one in _of_epochs(groups) if _key(one) not in known]
-
-
-def _key(one: Timed) -> tuple[object, ...]:
-    who = (one.network, one.recalibration, one.options, one.hardware)
-    return (*who, one.what, one.batch, one.precision)
 
 
 def _latest(measured: Sequence[Timing]) -> list[Timing]:
@@ -150,44 +143,3 @@ def _source(one: Timing) -> str:
     torch = f"torch {one.environment.get('torch', '?')}"
     said = (one.command, f"mssar {one.code.get('version', '?')}", commit, torch, one.made[:10])
     return ", ".join(part for part in said if part)
-
-
-def _of_epochs(groups: Iterable[Group]) -> list[Timed]:
-    """Seconds of epochs of runs that had the device for themselves, as milliseconds a batch."""
-    found: list[tuple[Group, Record, list[float]]] = []
-    for group in groups:
-        alone = [r for r in group.records if r.execution["together"] == 1]
-        batch = group.run["recipe"].get("batch")
-        if not alone or not isinstance(batch, int) or batch < 1:
-            continue
-        steps = -(-alone[0].data["train"] // batch)
-        ms = [1000 * e.seconds / steps for r in alone for e in r.epochs[1:] or r.epochs]
-        found.append((group, alone[0], ms))
-    times = []
-    for group, record, ms in found:
-        base = next((m for g, r, m in found if _comparable(g, r, group, record)), None)
-        low, *_, high = quantiles(ms, n=5, method="inclusive") if len(ms) > 1 else (ms[0], ms[0])
-        times.append(
-            Timed(
-                group.name.network,
-                group.name.recalibration,
-                group.name.options,
-                group.name.dataset,
-                "training",
-                record.environment["hardware"],
-                group.run["recipe"]["batch"],
-                str(record.execution.get("precision", "")),
-                median(ms),
-                low,
-                high,
-                median(ms) / median(base) if base and median(base) else None,
-                "epochs of these runs, with their tests",
-            )
-        )
-    return times
-
-
-def _comparable(other: Group, theirs: Record, group: Group, ours: Record) -> bool:
-    same = all(other.run[name] == group.run[name] for name in ("network", "dataset", "recipe"))
-    hardware = theirs.environment["hardware"] == ours.environment["hardware"]
-    return same and hardware and other.run["recalibration"] == "none"

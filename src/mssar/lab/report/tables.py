@@ -15,11 +15,11 @@ from mssar.lab.report.groups import Group, claim, grouped
 NOTES = {
     "table3": (
         "The paper's main result: the same networks, trained in the same way, with and without "
-        "MS-SAR. Rows with reduction=3 are a narrower layer, which fits the published costs."
+        "MS-SAR. Rows with reduction=3 have a narrower layer, which fits the published costs."
     ),
     "table4": (
         "Which scales matter? Scale 1 alone is Squeeze-and-Excitation: one region, the whole map. "
-        "The claim is that several scales together are better than it."
+        "The claim is that several scales together are better than that, and one better than none."
     ),
     "strategy": (
         "Regions that tile the map, or a window around every position. The paper prints no error "
@@ -50,7 +50,7 @@ def _over_none(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
 
 
 def _over_fewer_scales(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
-    if len(cell.options.get("scales", ())) == 3:
+    if len(cell.options.get("scales", ())) > 1:
         return _find(cells, cell, "mssar", scales=(1,))
     return _over_none(cell, cells)
 
