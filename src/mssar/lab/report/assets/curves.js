@@ -7,8 +7,8 @@ const view = {
   parts: new Set(["test"]),
   log: false,
   off: new Map(), // by label: whether the reader turned it off, or on
-  start: 0, // of the epochs, in per cent
-  end: 100,
+  met: new Set(), // runs that were on their way when they came
+  window: null, // first and last epoch; nothing: all of them
 };
 const PARTS = [
   ["test", "testing"],
@@ -17,6 +17,7 @@ const PARTS = [
 const ROUND = [-5, -4, -3, -2, -1, 0, 1, 2].flatMap((p) =>
   [1, 2, 5].map((m) => Number(`${m}e${p}`)),
 );
+const DASHES = [5, 4]; // of the training pictures
 const PLACES = { error: 2, loss: 4 };
 const inOrder = (a, b) => a.localeCompare(b, "en", { numeric: true });
 
@@ -24,7 +25,7 @@ function showCurves() {
   const section = $("#curves");
   if (!present(section, page.curves.length > 0)) return;
   const datasets = unique(page.curves.map((c) => c.dataset));
-  view.dataset = among(view.dataset, datasets);
+  view.dataset = among(view.dataset ?? page.curves.find((c) => c.going)?.dataset, datasets);
   const of = page.curves.filter((c) => c.dataset === view.dataset);
   const networks = unique(of.map((c) => c.network)).sort(inOrder);
   if (!view.networks || (view.networks.size && !networks.some((n) => view.networks.has(n)))) {
@@ -32,9 +33,20 @@ function showCurves() {
       unique(of.filter((c) => c.network === n).map((c) => c.recalibration)).length;
     view.networks = new Set([networks.reduce((a, b) => (kinds(b) > kinds(a) ? b : a))]);
   }
+  meet(of);
   curveControls(section, datasets, networks);
   zoomControls(section);
   drawCurves(section);
+}
+
+const keyOf = (curve) => JSON.stringify([curve.dataset, curve.label]);
+
+/** What is being trained is shown, until the reader turns it off. */
+function meet(curves) {
+  for (const curve of curves.filter((c) => c.going && !view.met.has(keyOf(c)))) {
+    view.met.add(keyOf(curve));
+    view.networks.add(curve.network);
+  }
 }
 
 function curveControls(section, datasets, networks) {
@@ -58,7 +70,9 @@ function curveControls(section, datasets, networks) {
     if (networks.length > 1) {
       const on = (n) => view.networks.has(n);
       const options = networks.map((n) => [n, n]);
-      made.push(group("Network", options, on, toggle("networks"), "checkbox"));
+      const boxes = group("Network", options, on, toggle("networks"), "checkbox");
+      boxes.classList.add("networks");
+      made.push(boxes);
     }
     const quantities = [
       ["error", "error"],
@@ -80,33 +94,7 @@ function curveControls(section, datasets, networks) {
     });
     return made;
   });
-}
-
-function zoomControls(section) {
-  const to = (window) => () => {
-    const [start, end] = window(view.start, view.end);
-    Object.assign(view, { start: Math.max(0, start), end: Math.min(100, end) });
-    drawCurves(section);
-  };
-  keep($(".zoom", section), "zoom", () => [
-    h("span", { id: "epochs", class: "hint", role: "status" }),
-    button(
-      "Zoom in",
-      to((a, b) => [a + (b - a) / 4, b - (b - a) / 4]),
-    ),
-    button(
-      "Zoom out",
-      to((a, b) => [a - (b - a) / 2, b + (b - a) / 2]),
-    ),
-    button(
-      "Last quarter",
-      to(() => [75, 100]),
-    ),
-    button(
-      "Reset zoom",
-      to(() => [0, 100]),
-    ),
-  ]);
+  for (const box of $$(".networks input", slot)) box.checked = view.networks.has(box.value);
 }
 
 /** What can be drawn now, what of it is, and in which colour. */
@@ -115,7 +103,8 @@ function chosenCurves() {
     (c) => c.dataset === view.dataset && view.networks.has(c.network),
   );
   here.sort((a, b) => inOrder(a.network, b.network) || byRank(a, b));
-  const shown = here.filter((c) => !(view.off.get(c.label) ?? !isPlain(c, here)));
+  const on = (c) => isPlain(c, here) || view.met.has(keyOf(c));
+  const shown = here.filter((c) => !(view.off.get(c.label) ?? !on(c)));
   const nth = {};
   const colours = new Map();
   for (const c of shown) {
@@ -130,17 +119,19 @@ const same = (a, b) =>
 
 /** A curve's name among those that are chosen; runs on their way may share all but their seed. */
 function short(curve) {
-  if (page.curves.some((other) => other !== curve && same(other, curve))) return curve.label;
+  if (page.curves.some((other) => other !== curve && same(other, curve))) return named(curve.label);
   return view.networks.size > 1 ? `${curve.network} ${recalibrated(curve)}` : recalibrated(curve);
 }
 
 function drawCurves(section) {
   const { here, shown, colours } = chosenCurves();
   chips($(".chips", section), here, shown, colours, section);
-  const log = view.log && view.quantity === "loss";
   const parts = PARTS.filter(([part]) => view.parts.has(part));
+  const bare = !shown.length || !parts.length;
+  const log = view.log && view.quantity === "loss" && !bare;
   const fits = (v) => (v == null || (log && v <= 0) ? null : v);
-  const epochs = Math.max(1, ...shown.map((c) => Math.max(c.epochs, lengthOf(c))));
+  const epochs = shownEpochs(shown);
+  const [first, last] = windowIn(epochs);
   const labels =
     shown.length > 1 && section.clientWidth > 700 && (view.networks.size > 1 || shown.length > 3);
   const series = [];
@@ -163,14 +154,20 @@ function drawCurves(section) {
         showSymbol: data.length === 1,
         symbol: "circle",
         symbolSize: 6,
-        lineStyle: { width: part === "test" ? 2 : 1.4, type: part === "test" ? "solid" : [5, 4] },
+        lineStyle: { width: part === "test" ? 2 : 1.4, type: part === "test" ? "solid" : DASHES },
         emphasis: { disabled: true },
       });
     }
   }
   if (labels && parts.length) series.push(namesAtEnds(shown, `${parts[0][0]}_${view.quantity}`));
   const touch = matchMedia("(pointer: coarse)").matches;
-  const zoom = { start: view.start, end: view.end, xAxisIndex: 0, filterMode: "filter" };
+  const zoom = {
+    startValue: first,
+    endValue: last,
+    minValueSpan: 1,
+    xAxisIndex: 0,
+    filterMode: "filter",
+  };
   const { line, soft } = ink();
   const inside = {
     ...zoom,
@@ -179,7 +176,6 @@ function drawCurves(section) {
     disabled: touch, // there a finger scrolls the page
     zoomOnMouseWheel: "ctrl",
     preventDefaultMouseMove: false,
-    minValueSpan: 4,
   };
   const slider = {
     ...zoom,
@@ -189,7 +185,7 @@ function drawCurves(section) {
     showDetail: false,
     showDataShadow: false,
     brushSelect: false,
-    minValueSpan: 4,
+    show: !printing,
     borderColor: line,
     backgroundColor: "transparent",
     fillerColor: mixed(css("--line"), css("--paper"), 0.4),
@@ -204,10 +200,10 @@ function drawCurves(section) {
     axisLabel: { color: soft, fontSize: 12, customValues: ROUND },
   };
   const option = {
-    grid: { left: 48, right: labels ? 170 : 16, top: 34, bottom: 84 },
+    grid: { left: 48, right: labels ? 170 : 16, top: 34, bottom: printing ? 48 : 84 },
     xAxis: axis("epoch", {
       min: 1,
-      max: epochs,
+      max: Math.max(2, epochs),
       minInterval: 1,
       nameLocation: "middle",
       nameGap: 24,
@@ -218,6 +214,7 @@ function drawCurves(section) {
       type: log ? "log" : "value",
       scale: true,
       ...(log ? logarithmic : {}),
+      ...(bare ? { min: 0, max: view.quantity === "error" ? 100 : 5 } : {}),
       nameTextStyle: { color: soft, align: "left", padding: [0, 0, 0, -36], fontSize: 12 },
     }),
     dataZoom: [inside, slider],
@@ -228,7 +225,7 @@ function drawCurves(section) {
     },
     series,
   };
-  const names = shown.map((c) => c.label).join(", ") || "none chosen";
+  const names = shown.map((c) => named(c.label)).join(", ") || "none chosen";
   const element = $("#curves-chart");
   const fresh = !echarts.getInstanceByDom(element);
   const chart = draw(
@@ -243,24 +240,7 @@ function drawCurves(section) {
 }
 
 const lengthOf = (curve) => Math.max(0, ...Object.values(curve.mean).map((list) => list.length));
-
-function listen(element, chart) {
-  chart.on("datazoom", () => {
-    const [{ start, end }] = chart.getOption().dataZoom;
-    Object.assign(view, { start, end });
-    readout(chart);
-  });
-  // A wheel over the figure scrolls the page, until the reader has clicked into it.
-  const wheel = (how) => () =>
-    chart.setOption({ dataZoom: [{ id: "inside", zoomOnMouseWheel: how }] });
-  element.addEventListener("pointerdown", wheel(true));
-  element.addEventListener("pointerleave", wheel("ctrl"));
-}
-
-function readout(chart) {
-  const [{ startValue, endValue }] = chart.getOption().dataZoom;
-  $("#epochs").textContent = `epochs ${Math.ceil(startValue)}–${Math.floor(endValue)}`;
-}
+const epochsOf = (curves) => Math.max(1, ...curves.map((c) => Math.max(c.epochs, lengthOf(c))));
 
 function chips(slot, here, shown, colours, section) {
   const key = here.map((c) => [

@@ -27,8 +27,13 @@ function keep(slot, key, build) {
 
 let groups = 0;
 
+/** Where there is nothing to choose, what it is. */
+const fact = (label, text) =>
+  h("p", { class: "fact" }, h("span", {}, label), text instanceof Node ? text : String(text));
+
 /** Radio buttons or check boxes; options are [value, text] and isOn says which are chosen. */
 function group(legend, options, isOn, changed, type = "radio") {
+  if (type === "radio" && options.length === 1) return fact(legend, options[0][1]);
   const name = `group-${++groups}`;
   const one = ([value, text]) => {
     const input = h("input", { type, name, value: String(value), checked: isOn(value) });
@@ -40,6 +45,7 @@ function group(legend, options, isOn, changed, type = "radio") {
 }
 
 function select(label, options, value, changed) {
+  if (options.length === 1) return fact(label, options[0][1]);
   const all = options.map(([v, text]) => h("option", { value: v, selected: v === value }, text));
   const element = h("select", {}, ...all);
   element.addEventListener("change", () => changed(element.value));
@@ -57,11 +63,24 @@ function grid(head, rows) {
   return h("table", { class: "small" }, h("thead", {}, top), h("tbody", {}, ...rows.map(line)));
 }
 
-/** A short line as it is drawn in the figure beside it. */
+/** A mark as it is in the figure beside it: a line, a dot or a ring. */
 function swatch(colour, kind = "line") {
   const element = h("i", { class: `swatch ${kind}`, "aria-hidden": "true" });
   element.style.setProperty("--colour", colour);
   return element;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** A short line with the dashes, in pixels, that it has in the figure; solid if there are none. */
+function stroked(colour, dashes = [], width = 2) {
+  const [svg, line] = ["svg", "line"].map((tag) => document.createElementNS(SVG, tag));
+  const set = (element, of) => Object.entries(of).forEach(([k, v]) => element.setAttribute(k, v));
+  set(svg, { width: 30, height: 6, "aria-hidden": "true", class: "stroked" });
+  set(line, { x1: 0, x2: 30, y1: 3, y2: 3, stroke: colour, "stroke-width": width });
+  if (dashes.length) line.setAttribute("stroke-dasharray", dashes.join(" "));
+  svg.append(line);
+  return svg;
 }
 
 const unique = (list) => [...new Set(list)];
@@ -85,6 +104,9 @@ function large(count) {
 
 const words = JSON.parse($("#names").textContent);
 const say = (name) => (Object.hasOwn(words.names, name) ? words.names[name] : name);
+
+/** A label with its names as people write them: "resnet20 mssar, seed 0" has MS-SAR in it. */
+const named = (label) => label.replace(/(?<![\w=.-])\w+(?![\w=.-])/g, say);
 
 /** "MS-SAR, scales=1,2" */
 const recalibrated = (of) => say(of.recalibration) + (of.options ? `, ${of.options}` : "");

@@ -40,7 +40,7 @@ function tipAt(epoch, shown, parts, colours) {
         const [low, high] = [c.low[key]?.[epoch - 1], c.high[key]?.[epoch - 1]];
         const span =
           c.n > 1 && low != null ? `${digits(low, places)} … ${digits(high, places)}` : "";
-        const mark = swatch(colours.get(c), part === "test" ? "line" : "dashed");
+        const mark = stroked(colours.get(c), ...(part === "test" ? [] : [DASHES, 1.4]));
         const label = parts.length > 1 ? `${short(c)}, ${name}` : short(c);
         return [mark, label, digits(c.mean[key][epoch - 1], places) + unit, span];
       });
@@ -86,7 +86,7 @@ function lastEpochs(section, shown) {
     "Training loss",
   ];
   const rows = shown.map((c) => [
-    c.label,
+    named(c.label),
     `${lengthOf(c)} of ${c.epochs}`,
     String(c.n),
     ...columns.map(([key, places]) => cell(c, key, places)),
