@@ -25,7 +25,7 @@ def report(
     places: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[PLACE…]",
+            metavar="PLACE…",
             help="Files of records and timings, and folders with such or with runs. "
             "records and runs, if none is named; with --demo runs/demo.",
         ),
