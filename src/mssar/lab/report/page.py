@@ -26,10 +26,12 @@ SCRIPTS = (
     "tables.js",
     "charts.js",
     "curves.js",
+    "zoom.js",
     "readings.js",
     "points.js",
     "times.js",
     "maps.js",
+    "overlay.js",
     "histogram.js",
     "page.js",
 )

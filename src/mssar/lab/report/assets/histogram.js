@@ -1,4 +1,4 @@
-// How often which weight occurs.
+// How often each weight occurs.
 
 function showHistogram(of) {
   const section = $("#histogram");
@@ -9,7 +9,7 @@ function showHistogram(of) {
   keep($(".controls", section), scales, () => {
     const set = (k) => (
       (seen.among = k),
-      showHistogram(page.explained.find((e) => e.label === seen.label))
+      showHistogram(explainedNow())
     );
     return [
       group(
@@ -25,10 +25,10 @@ function showHistogram(of) {
     .sort((a, b) => a.stage - b.stage);
   const count = shown.length;
   const colour = (i) => mixed(css("--mssar"), css("--other"), count > 1 ? 1 - i / (count - 1) : 0);
-  const kinds = ["solid", [6, 4], [2, 3], [8, 3, 2, 3]];
+  const dashes = (i) => [[], [6, 4], [2, 3], [8, 3, 2, 3]][i % 4];
   legend(
     $(".legend", section),
-    shown.map((b, i) => [swatch(colour(i), i % 2 ? "dashed" : "line"), `stage ${b.stage}`]),
+    shown.map((b, i) => [stroked(colour(i), dashes(i)), `stage ${b.stage}`]),
   );
   const { soft } = ink();
   const option = {
@@ -46,14 +46,14 @@ function showHistogram(of) {
     tooltip: {
       trigger: "axis",
       axisPointer: { type: "line", snap: true },
-      formatter: (found) => tipOfBin(found[0].axisValue, shown, colour),
+      formatter: (found) => tipOfBin(found[0].axisValue, shown, (i) => stroked(colour(i), dashes(i))),
     },
     series: shown.map((b, i) => ({
       type: "line",
       step: "middle",
       symbol: "none",
       color: colour(i),
-      lineStyle: { width: 2, type: kinds[i % kinds.length] },
+      lineStyle: { width: 2, type: i % 4 ? dashes(i) : "solid" },
       areaStyle: { opacity: 0.08 },
       emphasis: { disabled: true },
       data: b.shares.map((s, bin) => [(bin + 0.5) / b.shares.length, 100 * s]),
@@ -61,7 +61,7 @@ function showHistogram(of) {
   };
   draw(
     $("#histogram-chart"),
-    `How often which weight occurs, by stage, scale ${grids(seen.among)}; in numbers below.`,
+    `How often each weight occurs, by stage, scale ${grids(seen.among)}; in numbers below.`,
     option,
   );
   const rows = shown.map((b) => {
@@ -79,11 +79,11 @@ function showHistogram(of) {
   keep($(".numbers .scroll", section), rows, () => [grid(head, rows)]);
 }
 
-function tipOfBin(at, shown, colour) {
+function tipOfBin(at, shown, mark) {
   const bins = shown[0].shares.length;
   const bin = Math.max(0, Math.min(bins - 1, Math.floor(at * bins)));
   const lines = shown.map((b, i) => [
-    swatch(colour(i)),
+    mark(i),
     `stage ${b.stage}`,
     percent(100 * b.shares[bin]),
   ]);

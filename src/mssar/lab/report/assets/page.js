@@ -1,6 +1,7 @@
 // Light and dark, news, and the beginning.
 
 let page = JSON.parse($("#data").textContent);
+let printing = false;
 
 function showFigures() {
   showCurves();
