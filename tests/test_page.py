@@ -13,7 +13,7 @@ import pages
 import pytest
 
 from mssar.lab.report import page
-from mssar.lab.report.content import Page
+from mssar.lab.report.content import Claim, Page
 
 
 class Reader(HTMLParser):
@@ -136,13 +136,32 @@ def test_tables_say_it_in_words() -> None:
     assert "holds beyond the spread" in plain[2]
     assert "0.90 ± 0.31 below resnet20 none; published: 1.00" in plain[2]
     assert plain[4].count("not run yet") == 2
-    assert "3 runs are missing" in text
+    assert "3 more runs would give every row three seeds." in text
     first, second = text.split("</article>")[:2]
     assert "Top-5" not in first
     assert "Data set</th>" not in first
     assert "Top-5" in second
     assert "Data set</th>" in second
     assert "Published" not in page.tables(pages.demo())
+
+
+def test_labels_have_names_as_people_write_them() -> None:
+    of = pages.reproduction()
+    claim = Claim("resnet20 mssar scales=1, se", 0.1, None, None, "open")
+    rows = (replace(pages.open_row("resnet20", "mssar"), claim=claim),)
+    text = page.tables(replace(of, tables=(replace(of.tables[0], rows=rows),)))
+    assert "against resnet20 MS-SAR scales=1, SE; published" in text
+
+
+def test_progress_counts_the_papers_results() -> None:
+    of = pages.reproduction()
+    others = replace(of.tables[1], name="others")
+    text = page.html(replace(of, tables=(of.tables[0], others)))
+    assert "5 of 6 results so far" in text
+    assert 'max="6" value="5"' in text
+    assert "results so far" not in re.sub(
+        "<script.*?</script>", "", page.html(pages.demo()), flags=re.S
+    )
 
 
 @pytest.mark.parametrize("kind", ["reproduction", "demo"])

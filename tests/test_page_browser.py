@@ -40,69 +40,6 @@ def test_axe_finds_nothing_where_there_is_nothing(show: Any) -> None:
     assert violations(show(pages.empty())) == []
 
 
-def test_tables_sort_both_ways_and_by_number(show: Any) -> None:
-    tab = show(pages.reproduction())
-    table = tab.locator("#tables article").nth(1)
-    numbers = [float(t) for t in column(tab, "published", 1)]
-    assert numbers != sorted(numbers)
-    assert sorted(map(str, numbers)) != list(map(str, sorted(numbers)))  # text would not do
-    head = table.get_by_role("columnheader", name="Published, %", exact=True)
-    head.get_by_role("button").focus()
-    tab.keyboard.press("Enter")
-    assert head.get_attribute("aria-sort") == "ascending"
-    assert [float(t) for t in column(tab, "published", 1)] == sorted(numbers)
-    tab.keyboard.press("Space")
-    assert head.get_attribute("aria-sort") == "descending"
-    assert [float(t) for t in column(tab, "published", 1)] == sorted(numbers, reverse=True)
-    for other in table.locator("thead button").all():
-        other.click()
-    assert table.locator("[aria-sort]").count() == 1
-
-
-def test_what_is_missing_is_last_either_way(show: Any) -> None:
-    tab = show(pages.reproduction())
-    press = tab.locator("#tables article").first.locator("th[data-key=mean] button")
-    for _ in range(2):
-        press.click()
-        assert column(tab, "mean")[-1] == "not run yet"
-
-
-def test_long_tables_can_be_filtered(show: Any) -> None:
-    tab = show(pages.reproduction())
-    short, long = tab.locator("#tables article").all()
-    assert short.locator("select").count() == 0
-    long.get_by_label("Network").select_option("resnet56")
-    long.get_by_label("Data set").select_option("CIFAR-100")
-    assert column(tab, "network", 1) == ["resnet56"] * 3
-    assert "3 of 18 rows" in long.inner_text()
-
-
-def test_provenance_by_keyboard(show: Any) -> None:
-    tab = show(pages.reproduction())
-    opener = tab.locator(".runs").first
-    opener.focus()
-    tab.keyboard.press("Enter")
-    dialog = tab.get_by_role("dialog")
-    assert dialog.get_by_role("heading", level=3).all_inner_texts() == [
-        "Seed 0",
-        "Seed 1",
-        "Seed 2",
-    ]
-    text = dialog.inner_text()
-    for part in (
-        "--recalibration none --seed 2",
-        "Imaginary GPU",
-        "sha256:",
-        "commit 0123",
-        "8.57 %",
-    ):
-        assert part in text
-    assert tab.evaluate("document.activeElement.closest('dialog') !== null")
-    tab.keyboard.press("Escape")
-    assert dialog.count() == 0
-    assert opener.evaluate("(e) => e === document.activeElement")
-
-
 def test_theme_is_chosen_and_remembered(show: Any) -> None:
     tab = show(pages.demo(), scheme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -121,6 +58,34 @@ def test_theme_is_chosen_and_remembered(show: Any) -> None:
         pytest.fail("it is dark again")
 
 
+@pytest.mark.parametrize("chosen", [False, True])
+def test_prints_light_and_goes_back(show: Any, chosen: bool) -> None:
+    tab = show(pages.demo(), scheme="light" if chosen else "dark")
+    if chosen:
+        tab.locator("#theme").click()
+    root = tab.locator("html")
+    drawn = "document.getElementById('curves-chart').innerHTML"
+    before = (root.get_attribute("data-theme"), tab.evaluate(drawn))
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tab.emulate_media(media="print")
+    ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == "rgb(255, 255, 255)"
+    on_paper = tab.evaluate(drawn)
+    assert "#1c2024" in on_paper or "#565d66" in on_paper  # ink of the light page
+    assert "#a9b0b8" not in on_paper
+    slider = "echarts.getInstanceByDom(document.getElementById('curves-chart'))"
+    assert tab.evaluate(f"{slider}.getOption().dataZoom[1].show") is False
+    tab.emulate_media(media="screen")
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert (root.get_attribute("data-theme"), tab.evaluate(drawn)) == before
+
+
+def test_empty_texts_are_printed_too(show: Any) -> None:
+    tab = show(pages.empty())
+    tab.emulate_media(media="print")
+    assert tab.locator("#curves .empty:visible").count() == 1
+
+
 def test_page_lives_without_storage(show: Any) -> None:
     refuse = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('no') } })"
     tab = show(pages.demo(), before=lambda tab: tab.add_init_script(refuse))
@@ -136,9 +101,10 @@ def test_hostile_names_are_only_names(show: Any, of: Callable[[], Page]) -> None
     first = spoilt.tables[0].rows[0]
     assert tab.locator("tbody .network").first.text_content() == first.network
     assert tab.locator("main script, main img:not([src^='data:'])").count() == 0
-    curve = next(c for c in spoilt.curves if c.dataset == spoilt.curves[0].dataset)
+    curve = max(spoilt.curves, key=lambda c: c.going)  # the first, if none is on its way
     tab.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
-    assert curve.label in tab.locator("#curves table.small").text_content()
+    label = curve.label.replace("mssar", "MS-SAR")
+    assert label in tab.locator("#curves table.small").text_content()
     said = hover(tab, "curves-chart", 3, curve.mean["test_error"][2])
     assert re.search(r"alert|constructor", said)
     point = spoilt.points[0]
@@ -214,11 +180,16 @@ def server() -> Iterator[Server]:
 
 def test_live_page_takes_news_and_keeps_choices(show: Any, server: Server) -> None:
     first = replace(pages.reproduction(), live=True)
+    late = tuple(pages.open_row("resnet32", kind) for kind in pages.GAIN) * 3
+    folded = replace(first.tables[1], rows=(*first.tables[1].rows, *late))
+    first = replace(first, tables=(first.tables[0], folded))
     server.page = first
     tab = show(f"http://127.0.0.1:{server.server_port}/", before=lambda tab: tab.clock.install())
     article = tab.locator("#tables article").first
     article.locator("th[data-key=published] button").click()
-    tab.locator("#curves").get_by_label("Data set").select_option("cifar100")
+    assert len(column(tab, "network", 1)) == 18
+    tab.locator(".more-rows").click()
+    assert tab.locator("#curves").get_by_label("Data set").input_value() == "cifar100"
     tab.locator("#scale").get_by_label("2×2").check()
     article.locator("th[data-key=mean] button").focus()
     assert "epoch 43 of 160" in tab.locator("#curves-note").inner_text()
@@ -227,10 +198,11 @@ def test_live_page_takes_news_and_keeps_choices(show: Any, server: Server) -> No
     table = first.tables[0]
     more = replace(table, rows=(*table.rows, pages.row("resnet32", "none")))
     going = pages.curve("resnet20", "mssar", "cifar100", done=44)
+    new = pages.curve("resnet56", "mssar", "cifar100", options="scales=1,2", done=7)
     server.page = replace(
         first,
         tables=(more, *first.tables[1:]),
-        curves=(*first.curves[:-1], going),
+        curves=(*first.curves[:-1], going, pages.curve("resnet56", "mssar", "cifar100"), new),
         findings=("Something `new`.",),
     )
     tab.clock.fast_forward(3100)
@@ -242,6 +214,11 @@ def test_live_page_takes_news_and_keeps_choices(show: Any, server: Server) -> No
     assert len(published) == 7
     assert published == sorted(published)
     assert tab.locator("#findings").inner_text() == "Something new."
+    assert len(column(tab, "network", 1)) == 27
+    assert tab.locator("#progress").inner_text() == "24 of 34 results so far"
+    chip = tab.get_by_role("button", name="resnet56 MS-SAR, scales=1,2")
+    assert chip.get_attribute("aria-pressed") == "true"  # it is on its way, so it is shown
+    assert tab.locator("#curves").get_by_label("resnet56", exact=True).is_checked()
     assert tab.locator("#scale").get_by_label("2×2").is_checked()
     assert tab.evaluate("document.activeElement.closest('th').dataset.key") == "mean"
 

@@ -8,13 +8,20 @@ import pages
 import pytest
 from browser import chart_at, hover, shown
 
-from mssar.lab.report.content import Grid
+from mssar.lab.report.content import Grid, Page
 
 pytestmark = pytest.mark.browser
 
 
-def test_curve_says_its_values(show: Any) -> None:
+def finished(**changes: Any) -> Page:
+    """With no run on its way, so that the first data set is shown."""
     of = pages.reproduction()
+    curves = tuple(replace(c, going=False) for c in of.curves)
+    return replace(of, curves=curves, **changes)
+
+
+def test_curve_says_its_values(show: Any) -> None:
+    of = finished()
     tab = show(of)
     plain, _, mssar = of.curves[:3]
     for epoch in (5, 100):
@@ -28,10 +35,40 @@ def test_curve_says_its_values(show: Any) -> None:
     assert "One run only, so no band: SE." in tab.locator("#curves-note").inner_text()
 
 
+def test_what_is_being_trained_is_shown(show: Any) -> None:
+    of = pages.reproduction()
+    more = [
+        pages.curve("resnet56", "mssar", "cifar100"),
+        pages.curve("resnet56", "mssar", "cifar100", options="reduction=3", done=9),
+    ]
+    tab = show(replace(of, curves=(*of.curves, *more)))
+    curves = tab.locator("#curves")
+    assert curves.get_by_label("Data set").input_value() == "cifar100"
+    pressed = curves.locator(".chip[aria-pressed=true]").all_inner_texts()
+    assert pressed == ["resnet20 MS-SAR", "resnet56 MS-SAR", "resnet56 MS-SAR, reduction=3"]
+    assert "resnet56 MS-SAR, reduction=3 (epoch 9 of 160)" in tab.inner_text("#curves-note")
+
+
+def test_axes_stay_when_nothing_is_chosen(show: Any) -> None:
+    tab = show(finished())
+    curves = tab.locator("#curves")
+    pressed = curves.locator(".chip[aria-pressed=true]")
+    while pressed.count():
+        pressed.first.click()
+    words, ticks = extent(tab)
+    assert words == "epochs 1–160"
+    assert {"160", "100", "0"} <= set(ticks)
+    curves.get_by_label("loss", exact=True).check()
+    curves.get_by_label("log", exact=True).check()
+    assert "160" in extent(tab)[1]
+    assert not [t for t in extent(tab)[1] if "N" in t or "e" in t.replace("epoch", "")]
+
+
 def test_curves_can_be_chosen(show: Any) -> None:
     of = pages.reproduction()
     tab = show(of)
     curves = tab.locator("#curves")
+    curves.get_by_label("Data set").select_option("cifar10")
     curves.get_by_label("resnet56", exact=True).check()
     curves.get_by_label("training", exact=True).check()
     curves.get_by_label("loss", exact=True).check()
@@ -58,8 +95,34 @@ def extent(tab: Any) -> tuple[str, list[str]]:
     return tab.locator("#epochs").inner_text(), ticks
 
 
+@pytest.mark.parametrize(
+    ("epochs", "inwards", "least", "last"),
+    [(160, ["41–120", "61–100", "71–90"], "79–80", "121–160"), (8, ["3–6"], "4–5", "7–8")],
+)
+def test_zoom_is_exact(show: Any, epochs: int, inwards: list[str], least: str, last: str) -> None:
+    of = replace(pages.demo(), curves=(pages.curve("resnet20", "none", epochs=epochs),))
+    tab = show(of)
+
+    def press(name: str) -> str:
+        tab.get_by_role("button", name=name).click()
+        return tab.locator("#epochs").inner_text().removeprefix("epochs ")
+
+    found = [press("Zoom in") for _ in inwards]
+    assert found == inwards
+    outwards = [press("Zoom out") for _ in inwards]
+    assert outwards == [*inwards[-2::-1], f"1–{epochs}"]
+    assert press("Zoom out") == f"1–{epochs}"
+    found = [press("Zoom in") for _ in range(8)]
+    assert found[-1] == found[-2] == least
+    assert press("Last quarter") == last
+    assert press("Last quarter") == last
+    count = epochs // 4
+    assert press("Zoom out") == f"{epochs - 2 * count + 1}–{epochs}"
+    assert press("Reset zoom") == f"1–{epochs}"
+
+
 def test_zoom_and_back(show: Any) -> None:
-    of = pages.reproduction()
+    of = finished()
     tab = show(of)
     whole = extent(tab)
     assert whole[0] == "epochs 1–160"
@@ -125,6 +188,8 @@ def test_cost_and_time_say_their_values(show: Any) -> None:
     times.locator("summary").click()
     slow = next(t for t in of.times[12:] if t.what == "inference" and t.recalibration == "mssar")
     assert f"{slow.ms:.4g} (" in times.locator("table.small").inner_text()
+    head = times.locator("table.small thead th").all_inner_texts()
+    assert [h.split()[0] for h in head] == ["Network", "Ratio", "ms", "Batch", "Images", "Measured"]
     drawn = tab.locator("#times-chart svg").evaluate("(s) => s.textContent")
     assert f"{slow.ratio:.2f} ×" in drawn
 
@@ -137,6 +202,8 @@ def pixels(tab: Any) -> str:
 
 
 def begin_with_the_first_block(tab: Any) -> None:
+    tab.locator("#scale").get_by_label("all").check()
+    tab.locator("#channel").get_by_label("mean").check()
     tab.get_by_label("Block", exact=True).focus()
     tab.keyboard.press("Home")
 

@@ -24,6 +24,7 @@ from mssar.lab.report.content import Claim, Page, Row, Table, plain
 SCRIPTS = (
     "dom.js",
     "tables.js",
+    "provenance.js",
     "charts.js",
     "curves.js",
     "zoom.js",
@@ -54,6 +55,7 @@ def html(page: Page) -> str:
         "title": escape(page.title),
         "lead": _text(of["lead"]),
         "findings": "".join(f"<li>{_text(line)}</li>" for line in page.findings),
+        "progress": _progress(page),
         "schematic": _asset("schematic.html"),
         "tables": tables(page),
         "made_how": _text(of.get("made", "")),
@@ -194,8 +196,8 @@ def _table(table: Table, number: int) -> str:
     if len(of) == 1:
         about.append(f"Data set: {escape(_name(of.pop()))}.")
     if table.left:
-        runs = "run is" if table.left == 1 else "runs are"
-        about.append(f"{table.left:,} {runs} missing for three seeds everywhere.")
+        runs = "run" if table.left == 1 else "runs"
+        about.append(f"{table.left:,} more {runs} would give every row three seeds.")
     return (
         f'<article class="results" data-table="{escape(table.name)}">'
         f'<h3 id="table-{number}">{escape(table.title)}</h3><p>{" ".join(about)}</p>'
@@ -216,6 +218,7 @@ def _row(row: Row, columns: list[_Column]) -> str:
         cells.append(f'<{kind}{scope} class="{column.key}"{sort}>{column.cell(row)}</{kind}>')
     key = escape("|".join((row.network, row.recalibration, row.options, row.dataset)))
     where = f'data-network="{escape(row.network)}" data-dataset="{escape(_name(row.dataset))}"'
+    where += f' data-n="{row.n}"'
     return f'<tr role="row" data-row="{key}" {where}>{"".join(cells)}</tr>'
 
 
@@ -246,9 +249,9 @@ def _claim(claim: Claim) -> str:
     if claim.gain is not None:
         spread = "" if claim.spread is None else f" ± {claim.spread:.2f}"
         below = "below" if claim.gain >= 0 else "above"
-        said.append(f"{abs(claim.gain):.2f}{spread} {below} {escape(claim.against)}")
+        said.append(f"{abs(claim.gain):.2f}{spread} {below} {escape(_named(claim.against))}")
     else:
-        said.append(f"against {escape(claim.against)}")
+        said.append(f"against {escape(_named(claim.against))}")
     if claim.published is not None:
         said.append(f"published: {claim.published:.2f}".replace("-", "\u2212"))
     return f"{verdict}{symbol}</span> {words}</span><small>{'; '.join(said)}</small>"
@@ -277,6 +280,18 @@ def _explanation(words: dict[str, str]) -> str:
     return f'<dl class="words">{said}</dl>'
 
 
+def _progress(page: Page) -> str:
+    """How many of the paper's results there are; the demo has no such number."""
+    rows = [row for table in page.tables if table.name != "others" for row in table.rows]
+    if page.kind != "reproduction" or not rows:
+        return ""
+    done = sum(row.n > 0 for row in rows)
+    return (
+        f'<progress aria-labelledby="so-far" max="{len(rows)}" value="{done}"></progress>'
+        f'<span id="so-far">{done} of {len(rows)} results so far</span>'
+    )
+
+
 def _stamp(page: Page) -> str:
     shown = re.sub(r"(:\d\d)(\.\d+)?(Z|\+00:00)$", " UTC", page.made.replace("T", " ", 1))
     when = f'<time datetime="{escape(page.made)}">{escape(shown)}</time>'
@@ -299,6 +314,11 @@ def _text(words: str) -> str:
 def _name(name: str) -> str:
     """As people write it."""
     return str(_words()["names"].get(name, name))
+
+
+def _named(label: str) -> str:
+    """A label with such names in it, as in "resnet20 mssar scales=1"."""
+    return re.sub(r"(?<![\w=.-])\w+(?![\w=.-])", lambda word: _name(word[0]), label)
 
 
 def _rounded(value: Any) -> Any:

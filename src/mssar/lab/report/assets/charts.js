@@ -44,7 +44,7 @@ function draw(element, label, option) {
   let chart = echarts.getInstanceByDom(element);
   if (!chart) {
     chart = echarts.init(element, null, { renderer: "svg" });
-    new ResizeObserver(() => chart.resize()).observe(element);
+    new ResizeObserver(() => printing || chart.resize()).observe(element);
     element.setAttribute("role", "img");
   }
   element.setAttribute("aria-label", label);

@@ -55,10 +55,14 @@ function select(label, options, value, changed) {
 const button = (text, onclick, attributes = {}) =>
   h("button", { type: "button", onclick, ...attributes }, text);
 
+/** The layer's name stays on one line. */
+const whole = (text) =>
+  text.split(/(MS-SAR)/).map((part, i) => (i % 2 ? h("span", { class: "whole" }, part) : part));
+
 /** A table of text: the first cell of a row is its heading. */
 function grid(head, rows) {
   const line = ([first, ...rest]) =>
-    h("tr", {}, h("th", { scope: "row" }, first), ...rest.map((cell) => h("td", {}, cell)));
+    h("tr", {}, h("th", { scope: "row" }, ...whole(first)), ...rest.map((cell) => h("td", {}, cell)));
   const top = h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)));
   return h("table", { class: "small" }, h("thead", {}, top), h("tbody", {}, ...rows.map(line)));
 }

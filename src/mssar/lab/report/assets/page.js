@@ -15,7 +15,10 @@ const theme = () => document.documentElement.dataset.theme ?? (dark.matches ? "d
 
 function watchTheme() {
   const toggle = $("#theme");
-  const label = () => (toggle.textContent = theme() === "dark" ? "Light" : "Dark");
+  const label = () => {
+    const symbol = h("span", { "aria-hidden": "true" }, theme() === "dark" ? "☀" : "☾");
+    toggle.replaceChildren(symbol, theme() === "dark" ? " Light" : " Dark");
+  };
   toggle.hidden = false;
   toggle.setAttribute("aria-label", "Change between light and dark");
   toggle.addEventListener("click", () => {
@@ -33,12 +36,47 @@ function watchTheme() {
   label();
 }
 
+const PAPER = 680; // pixels, less than the width of a sheet
+
+/** On paper it is light and narrow, and there is nothing to drag. */
+function watchPrinter() {
+  const root = document.documentElement;
+  const charts = () => $$(".chart").flatMap((e) => echarts.getInstanceByDom(e) ?? []);
+  let before;
+  addEventListener("beforeprint", () => {
+    if (printing) return;
+    printing = true;
+    before = root.dataset.theme;
+    root.dataset.theme = "light";
+    showFigures();
+    charts().forEach((chart) => chart.resize({ width: Math.min(PAPER, chart.getWidth()) }));
+  });
+  addEventListener("afterprint", () => {
+    if (!printing) return;
+    printing = false;
+    if (before === undefined) delete root.dataset.theme;
+    else root.dataset.theme = before;
+    charts().forEach((chart) => chart.resize({ width: "auto" }));
+    showFigures();
+  });
+}
+
 /** As in page.py. */
 const when = (made) => made.replace("T", " ").replace(/(:\d\d)(\.\d+)?(Z|\+00:00)$/, " UTC");
 
 /** Text with its `code` marked. */
 const sentences = (text) =>
   text.split(/`(.+?)`/).map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
+/** As in page.py. */
+function showProgress() {
+  const rows = page.tables.filter((t) => t.name !== "others").flatMap((t) => t.rows);
+  const done = rows.filter((row) => row.n > 0).length;
+  if (page.kind !== "reproduction" || !rows.length) return $("#progress").replaceChildren();
+  const bar = { "aria-labelledby": "so-far", max: rows.length, value: done };
+  const text = `${done} of ${rows.length} results so far`;
+  $("#progress").replaceChildren(h("progress", bar), h("span", { id: "so-far" }, text));
+}
 
 const EVERY = 3000; // milliseconds
 
@@ -84,6 +122,7 @@ function watchNews() {
     replaceTables(fresh.tables);
     $("#title").textContent = page.title;
     $("#findings").replaceChildren(...page.findings.map((line) => h("li", {}, ...sentences(line))));
+    showProgress();
     const made = h("time", { datetime: page.made }, when(page.made));
     $("#stamp").replaceChildren("Made ", made, ` by mssar ${page.version}.`);
     const lines = page.problems.map((line) => h("li", {}, line));
@@ -98,6 +137,7 @@ function watchNews() {
 furnish();
 watchTables();
 watchTheme();
+watchPrinter();
 watchMaps();
 showFigures();
 if (page.live) watchNews();

@@ -63,7 +63,7 @@ function drawPoints(section, of) {
   const x = (p) => costOf(p, machine);
   const timed = spent.over !== "macs";
   const shown = of.filter((p) => (spent.variants || isPlain(p, of)) && x(p) > 0);
-  const { soft, text } = ink();
+  const { soft } = ink();
   const kinds = unique(shown.map((p) => p.recalibration)).sort(
     (a, b) => rank({ recalibration: a }) - rank({ recalibration: b }),
   );
@@ -100,24 +100,9 @@ function drawPoints(section, of) {
       });
     }
     const mine = shown.filter((p) => p.network === network);
-    const highest = mine.reduce((a, b) => (b.error > a.error ? b : a));
-    series.push({
-      type: "scatter",
-      z: 4,
-      data: mine.map((p) => ({
-        ...item(p),
-        label: {
-          show: p === highest,
-          formatter: () => network,
-          position: "top",
-          distance: 9,
-          color: text,
-          fontSize: 12,
-        },
-      })),
-      labelLayout: { hideOverlap: true },
-    });
+    series.push({ type: "scatter", z: 4, data: mine.map(item) });
   }
+  series.push(networkNames(shown, x));
   series.push(whiskers(
     shown.filter((p) => p.spread),
     x,
@@ -133,7 +118,7 @@ function drawPoints(section, of) {
     grid: { left: 44, right: 20, top: 34, bottom: 48 },
     xAxis: axis(`${unit}, logarithmic`, {
       type: "log",
-      min: Math.min(...costs) / 1.6,
+      min: Math.min(...costs) / (timed ? 3 : 1.6),
       max: Math.max(...costs) * 1.6,
       nameLocation: "middle",
       nameGap: 28,
@@ -183,6 +168,29 @@ function drawPoints(section, of) {
   const head = ["Network", "Whose", "Error, %", "Multiply-adds", "Parameters"];
   if (timed) head.push(unit);
   keep($(".numbers .scroll", section), rows, () => [grid(head, rows)]);
+}
+
+/** The name of each network beside its highest point, where no error bar runs. */
+function networkNames(shown, x) {
+  const costs = shown.map((p) => Math.log(x(p)));
+  const [low, high] = [Math.min(...costs), Math.max(...costs)];
+  const names = unique(shown.map((p) => p.network)).map((network) => {
+    const mine = shown.filter((p) => p.network === network);
+    const highest = mine.reduce((a, b) => (b.error > a.error ? b : a));
+    const far = high > low && (Math.log(x(highest)) - low) / (high - low) > 0.7;
+    const label = { position: far || spent.over !== "macs" ? "left" : "right" }; // off the lines
+    return { value: [x(highest), highest.error], name: network, label };
+  });
+  return {
+    type: "scatter",
+    silent: true,
+    symbolSize: 1,
+    itemStyle: { color: "transparent" },
+    data: names,
+    tooltip: { show: false },
+    label: { show: true, formatter: "{b}", distance: 10, color: ink().text, fontSize: 12 },
+    labelLayout: { hideOverlap: true },
+  };
 }
 
 const micro = (us) => String(Number(us.toPrecision(3)));

@@ -1,8 +1,11 @@
-// The tables come as HTML; here they learn to be sorted and filtered, and where numbers come from.
+// The tables come as HTML; here they learn to be sorted, filtered and folded.
 
 const sorting = new Map(); // by table: { key, up }
 const filtering = new Map(); // by table: { network, dataset }
+const unfolded = new Set(); // tables of which all rows are wanted
 const FILTER_FROM = 13; // rows
+const OPEN_ROWS = 6; // not run yet, that are no wall
+const FIRST_ROWS = 4; // of a table of which nothing has been run
 
 /** After fresh HTML: the reader's order and filters again. */
 function furnish() {
@@ -16,13 +19,65 @@ function furnish() {
         const up = last?.key === th.dataset.key ? !last.up : true;
         sorting.set(name, { key: th.dataset.key, up });
         sort(article);
+        reveal(article);
       });
       press.append(arrow);
       th.replaceChildren(press);
     }
     sort(article);
     filters(article);
+    fold(article);
+    reveal(article);
   }
+}
+
+/** The rows that say enough; nothing, if that is all of them. */
+function digest(rows) {
+  const run = rows.filter((row) => Number(row.dataset.n) > 0);
+  if (run.length) return rows.length - run.length > OPEN_ROWS ? run : null;
+  return rows.length > FIRST_ROWS ? rows.slice(0, FIRST_ROWS) : null;
+}
+
+/** A button for the other rows, where there are many that have not been run. */
+function fold(article) {
+  const rows = $$("tbody tr", article);
+  if (!digest(rows)) return;
+  const name = article.dataset.table;
+  const press = button(
+    "",
+    () => {
+      if (!unfolded.delete(name)) unfolded.add(name);
+      reveal(article);
+    },
+    { class: "more-rows" },
+  );
+  $(".scroll", article).after(press);
+}
+
+/** Hides the rows that the reader has filtered out, and those that are folded away. */
+function reveal(article) {
+  const rows = $$("tbody tr", article);
+  const name = article.dataset.table;
+  const chosen = Object.entries(filtering.get(name) ?? {}).filter(([, value]) => value);
+  const few = digest(rows);
+  const folded = few && !chosen.length && !unfolded.has(name);
+  for (const row of rows) {
+    row.hidden = folded
+      ? !few.includes(row)
+      : chosen.some(([key, value]) => row.dataset[key] !== value);
+  }
+  const left = rows.filter((row) => !row.hidden).length;
+  const count = $(".count", article);
+  if (count) {
+    count.textContent = left < rows.length ? `${left} of ${rows.length} rows` : `${left} rows`;
+  }
+  const press = $(".more-rows", article);
+  if (!press) return;
+  press.hidden = chosen.length > 0;
+  press.setAttribute("aria-expanded", String(!folded));
+  const run = few.some((row) => Number(row.dataset.n) > 0);
+  const fewer = run ? "Show only what has been run" : `Show the first ${few.length} rows only`;
+  press.textContent = folded ? `Show all ${rows.length} rows` : fewer;
 }
 
 function sort(article) {
@@ -51,27 +106,19 @@ function filters(article) {
   const name = article.dataset.table;
   const chosen = filtering.get(name) ?? { network: "", dataset: "" };
   filtering.set(name, chosen);
-  const count = h("span", { class: "hint", role: "status" });
-  const apply = () => {
-    for (const row of rows) {
-      row.hidden = Object.entries(chosen).some(([key, v]) => v && row.dataset[key] !== v);
-    }
-    const left = rows.filter((row) => !row.hidden).length;
-    count.textContent = left < rows.length ? `${left} of ${rows.length} rows` : `${left} rows`;
-  };
+  const count = h("span", { class: "hint count", role: "status" });
   const pick = (key, label) => {
     const values = unique(rows.map((row) => row.dataset[key]));
     if (!values.includes(chosen[key])) chosen[key] = "";
     if (values.length < 2) return [];
     const options = [["", "all"], ...values.map((v) => [v, v])];
-    return [select(label, options, chosen[key], (v) => ((chosen[key] = v), apply()))];
+    return [select(label, options, chosen[key], (v) => ((chosen[key] = v), reveal(article)))];
   };
   $(".filters", article).replaceChildren(
     ...pick("network", "Network"),
     ...pick("dataset", "Data set"),
     count,
   );
-  apply();
 }
 
 /** A place in the tables that is still known when they have been made anew. */
@@ -81,7 +128,9 @@ function placeOf(element) {
   const row = element.closest("tr[data-row]")?.dataset.row;
   const key = element.closest("th[data-key]")?.dataset.key;
   const scroll = element.matches(".scroll");
-  return { table, row, key, scroll, filter: element.closest(".select")?.firstChild.textContent };
+  const fold = element.matches(".more-rows");
+  const filter = element.closest(".select")?.firstChild.textContent;
+  return { table, row, key, scroll, fold, filter };
 }
 
 function focusOn(place) {
@@ -93,6 +142,7 @@ function focusOn(place) {
     (row && $(".runs", row)) ||
     (place.key && $(`th[data-key="${CSS.escape(place.key)}"] button`, article)) ||
     (place.filter && labels.find((l) => l.firstChild.textContent === place.filter)?.lastChild) ||
+    (place.fold && $(".more-rows", article)) ||
     (place.scroll && $(".scroll", article));
   if (found) found.focus({ preventScroll: true });
 }
@@ -107,59 +157,4 @@ function replaceTables(html) {
   furnish();
   $$(".scroll", slot).forEach((s, i) => (s.scrollLeft = scrolled[i] ?? 0));
   if (place) focusOn(place);
-}
-
-/** The runs behind a number, in a dialog. */
-function provenance(runs, of, opener) {
-  const dialog = $("#provenance");
-  $("h2", dialog).textContent = of;
-  const sections = runs.map((id) => {
-    const known = Object.hasOwn(page.provenance, id) ? page.provenance[id] : {};
-    const { seed, command, ...rest } = known;
-    const items = Object.entries(rest).flatMap(([name, text]) => [
-      h("dt", {}, name),
-      h("dd", {}, String(text)),
-    ]);
-    const title = seed === undefined ? `Run ${id}` : `Seed ${seed}`;
-    const parts = [h("h3", {}, title)];
-    if (command !== undefined) parts.push(copyable(String(command), title));
-    if (!items.length && command === undefined) parts.push(h("p", {}, "Nothing more is known."));
-    return h("section", {}, ...parts, h("dl", {}, h("dt", {}, "run"), h("dd", {}, id), ...items));
-  });
-  $(".seeds", dialog).replaceChildren(...sections);
-  const place = placeOf(opener);
-  dialog.onclose = () => place && !opener.isConnected && focusOn(place);
-  dialog.showModal();
-  dialog.scrollTop = 0;
-}
-
-function copyable(text, title) {
-  const code = h("code", {}, text);
-  const copy = button("Copy", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      copy.textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren(code); // not allowed: it is at least marked
-      copy.textContent = "Marked";
-    }
-    setTimeout(() => (copy.textContent = "Copy"), 1500);
-  });
-  copy.setAttribute("aria-label", `Copy the command of ${title}`);
-  const line = h("pre", { tabindex: "0", role: "group", "aria-label": `Command, ${title}` }, code);
-  return h("div", { class: "command" }, line, copy);
-}
-
-function watchTables() {
-  $("#tables").addEventListener("click", (event) => {
-    const pressed = event.target.closest(".runs");
-    if (!pressed) return;
-    const row = pressed.closest("tr");
-    const text = (key) => row.querySelector(`.${key}`)?.textContent ?? row.dataset[key];
-    const of = `${text("network")}, ${text("recalibration")}, ${text("dataset")}: ${text("mean")}`;
-    provenance(JSON.parse(pressed.dataset.runs), of, pressed);
-  });
-  const dialog = $("#provenance");
-  $(".close", dialog).addEventListener("click", () => dialog.close());
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 }

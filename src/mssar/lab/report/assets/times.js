@@ -56,10 +56,15 @@ function placed(times) {
 
 const LANE = 18; // pixels
 
+/** From the 20th to the 80th percentile, as a ratio to the same median as the ratio. */
+const reach = ({ ms, low, high, ratio }) =>
+  ms > 0 && low != null && high != null ? [(low / ms) * ratio, (high / ms) * ratio] : [ratio, ratio];
+
 function drawTimes(section, of) {
   const { names, lanes, dots } = placed(of);
   const kinds = unique(dots.map((d) => d.of.recalibration));
   const marks = kinds.map((kind) => [swatch(hue(kind), "dot"), say(kind)]);
+  if (marks.length) marks.push([swatch(ink().text, "whisker"), "20th to 80th percentile"]);
   legend($(".legend", section), marks);
   const element = $("#times-chart");
   element.hidden = !dots.length; // then the numbers have to do
@@ -72,18 +77,18 @@ function drawTimes(section, of) {
     .sort((a, b) => inOrder(a.network, b.network) || inOrder(a.dataset, b.dataset) || byRank(a, b))
     .map((t) => [
       `${t.network}, ${recalibrated(t)}`,
-      say(t.dataset),
-      `${t.batch}, ${t.precision}`,
-      `${milli(t.ms)} (${milli(t.low)} … ${milli(t.high)})`,
       t.ratio == null ? "" : `${digits(t.ratio)} ×`,
+      `${milli(t.ms)} (${milli(t.low)} … ${milli(t.high)})`,
+      `${t.batch}, ${t.precision}`,
+      say(t.dataset),
       t.source,
     ]);
   const head = [
     "Network",
-    "Images of",
-    "Batch",
-    "ms a batch (20th … 80th percentile)",
     "Ratio",
+    "ms a batch (20th … 80th percentile)",
+    "Batch",
+    "Images of",
     "Measured by",
   ];
   keep($(".numbers .scroll", section), lines, () => [grid(head, lines)]);
@@ -91,7 +96,7 @@ function drawTimes(section, of) {
 
 function timesOption(names, dots) {
   const { soft, text, line } = ink();
-  const ratios = dots.map((d) => d.of.ratio);
+  const ratios = dots.flatMap((d) => [d.of.ratio, ...reach(d.of)]);
   const most = Math.max(1.5, Math.ceil(2 * Math.max(...ratios)) / 2);
   const stroke = (x1, y1, x2, y2, colour, lineWidth) => ({
     type: "line",
@@ -103,16 +108,20 @@ function timesOption(names, dots) {
     data: dots.map((d) => ({ value: [d.of.ratio, d.row], of: d.of })),
     encode: { x: 0, y: 1 },
     renderItem(params, api) {
-      const { shift, colour } = dots[params.dataIndex];
+      const { of, shift, colour } = dots[params.dataIndex];
       const [x, middle] = api.coord([api.value(0), api.value(1)]);
       const [from] = api.coord([1, api.value(1)]);
       const y = middle + shift * LANE;
-      const label = { text: `${digits(api.value(0))} ×`, x: Math.max(x, from) + 11, y: y - 6 };
+      const [low, high] = reach(of).map((ratio) => api.coord([ratio, 0])[0]);
+      const right = Math.max(x + 2, from, high) + 9;
+      const label = { text: `${digits(api.value(0))} ×`, x: right, y: y - 6 };
+      const end = (at) => stroke(at, y - 5, at, y + 5, text, 1.2);
+      const whisker = [stroke(low, y, high, y, text, 1.2), end(low), end(high)];
       const style = { ...label, fill: text, fontSize: 12, fontFamily: SANS };
       const dot = { type: "circle", shape: { cx: x, cy: y, r: 6 }, style: { fill: colour } };
       return {
         type: "group",
-        children: [stroke(from, y, x, y, colour, 3), dot, { type: "text", style }],
+        children: [stroke(from, y, x, y, colour, 3), dot, ...whisker, { type: "text", style }],
       };
     },
   };
