@@ -101,6 +101,15 @@ def chart_at(tab: Any, chart: str, x: float, y: float) -> tuple[float, float]:
     return found[0], found[1]
 
 
+def until(tab: Any, true: str) -> None:
+    """Wait for an expression. Playwright's own waiting is a script, which the page forbids."""
+    for _ in range(250):
+        if tab.evaluate(true):
+            return
+        tab.wait_for_timeout(20)
+    pytest.fail(f"still not so: {true}")
+
+
 def hover(tab: Any, chart: str, x: float, y: float) -> str:
     """What the figure says there."""
     left, top = chart_at(tab, chart, x, y)

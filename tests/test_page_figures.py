@@ -6,7 +6,7 @@ from typing import Any
 
 import pages
 import pytest
-from browser import chart_at, hover, shown
+from browser import chart_at, hover, shown, until
 
 from mssar.lab.report.content import Grid, Page
 
@@ -142,7 +142,7 @@ def test_zoom_and_back(show: Any) -> None:
     left, top = chart_at(tab, "curves-chart", 80, 30)
     tab.mouse.click(left, top)
     tab.mouse.wheel(0, -400)
-    tab.wait_for_function("document.getElementById('epochs').textContent !== 'epochs 1–160'")
+    until(tab, "document.getElementById('epochs').textContent !== 'epochs 1–160'")
     assert extent(tab)[1] != whole[1]
     reset.click()
     assert extent(tab) == whole
@@ -156,9 +156,7 @@ def test_zoom_and_back(show: Any) -> None:
     tab.mouse.down()
     tab.mouse.move(half, bottom, steps=5)
     tab.mouse.up()
-    tab.wait_for_function(
-        "/^epochs (79|8.)–160$/.test(document.getElementById('epochs').textContent)"
-    )
+    until(tab, "/^epochs (79|8.)–160$/.test(document.getElementById('epochs').textContent)")
 
 
 def test_cost_and_time_say_their_values(show: Any) -> None:
@@ -232,7 +230,7 @@ def grid(side: int, values: list[int]) -> Grid:
 def test_overlay_follows_its_controls(show: Any) -> None:
     of = pages.reproduction()
     tab = show(of)
-    tab.wait_for_function(f"{AT.format(9, 9)}[3] === 255")  # the picture is there
+    until(tab, f"{AT.format(9, 9)}[3] === 255")  # the picture is there
     maps = tab.locator("#maps")
     begin_with_the_first_block(tab)
     seen = {pixels(tab)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pages
 import pytest
-from browser import DESKTOP, PHONE, column, violations
+from browser import DESKTOP, PHONE, column, until, violations
 
 from mssar.lab.report.content import Page
 
@@ -99,7 +99,7 @@ def test_recipes_are_lists_and_hashes_short(show: Any) -> None:
     assert data not in first.inner_text()
     assert first.get_by_title(data).inner_text() == f"{data[:10]}…"
     first.get_by_role("button", name="Copy: data").click()  # or it is at least marked
-    tab.wait_for_function("/Copied|Marked/.test(document.querySelector('#provenance').innerText)")
+    until(tab, "/Copied|Marked/.test(document.querySelector('#provenance').innerText)")
 
 
 def walls() -> Page:
