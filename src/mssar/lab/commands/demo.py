@@ -79,9 +79,13 @@ def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:
         path.unlink(missing_ok=True)
     if path.exists():
         return
-    for what in WHAT:
-        for timing in measure(asked, what, how, SECONDS, lambda line: typer.echo(line, err=True)):
-            timings.append(path, timing)
+    found = [
+        timing
+        for what in WHAT
+        for timing in measure(asked, what, how, SECONDS, lambda line: typer.echo(line, err=True))
+    ]
+    for timing in found:  # kept when all is measured: what was interrupted is measured again
+        timings.append(path, timing)
 
 
 def _page(runs: Path, show: bool) -> None:

@@ -11,8 +11,7 @@ from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.experiments.paper import ILSVRC2012, TABLE3
 from mssar.lab.records import Epoch
 from mssar.lab.report.content import Curve, Point, Timed
-from mssar.lab.report.groups import Group, Name, on_their_way
-from mssar.lab.run import Run
+from mssar.lab.report.groups import Group, Name, commit_of, on_their_way, options_of
 from mssar.lab.timings import Timing
 
 QUANTITIES = ("train_loss", "test_loss", "train_error", "test_error")
@@ -59,7 +58,7 @@ def _curve(
         label=label,
         network=name.network,
         recalibration=name.recalibration,
-        options=" ".join(part for part in (name.options, name.recipe) if part),
+        options=name.particulars,
         dataset=name.dataset,
         n=len(courses),
         going=going,
@@ -82,8 +81,7 @@ def points(groups: Iterable[Group], *, published: bool) -> list[Point]:
                 found.append(Point(*said, error, spread, row.runs, row.macs, row.params))
     for group in groups:
         name, record = group.name, group.records[0]
-        options = " ".join(part for part in (name.options, name.recipe) if part)
-        said = (name.network, name.recalibration, options, name.dataset, False)
+        said = (name.network, name.recalibration, name.particulars, name.dataset, False)
         cost = (float(record.macs), float(record.params))
         found.append(Point(*said, group.mean, group.spread, group.n, *cost))
     return found
@@ -129,17 +127,11 @@ def _how(one: Timing) -> str:
 
 
 def _options(one: Timing) -> str:
-    """Those that are not the default."""
-    try:
-        return " ".join(Run(one.network, one.recalibration, one.options).particulars)
-    except (ValueError, TypeError, KeyError):  # of another version, or made by hand
-        return " ".join(f"{name}={value}" for name, value in one.options.items())
+    return options_of(one.network, one.recalibration, one.options)
 
 
 def _source(one: Timing) -> str:
-    commit = str(one.code.get("commit") or "")[:7]
-    if commit and one.code.get("changed"):
-        commit += " with changes"
+    commit = commit_of(one.code, 7)
     torch = f"torch {one.environment.get('torch', '?')}"
     said = (one.command, f"mssar {one.code.get('version', '?')}", commit, torch, one.made[:10])
     return ", ".join(part for part in said if part)

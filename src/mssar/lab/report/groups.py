@@ -12,7 +12,7 @@ from typing import Any
 from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.records import Record
 from mssar.lab.report.content import Claim, Verdict
-from mssar.lab.run import run_from_dict, text_of, usual_recipe
+from mssar.lab.run import Run, text_of, usual_recipe
 
 ENOUGH = 3  # runs of either side, to judge by their spread; the paper's own number
 
@@ -28,9 +28,13 @@ class Name:
     recipe: str  # where it is not the usual one
 
     @property
+    def particulars(self) -> str:
+        """All that is not as usual."""
+        return " ".join(part for part in (self.options, self.recipe) if part)
+
+    @property
     def label(self) -> str:
-        said = (self.network, self.recalibration, self.options, self.recipe)
-        return " ".join(part for part in said if part)
+        return f"{self.network} {self.recalibration} {self.particulars}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,24 @@ class Group:
 
 def named(run: Mapping[str, Any]) -> Name:
     """The name of a record's run."""
+    network, recalibration = run["network"], run["recalibration"]
+    options = options_of(network, recalibration, run["options"])
+    return Name(network, recalibration, options, run["dataset"], _recipe(run))
+
+
+def options_of(network: str, recalibration: str, options: Mapping[str, Any]) -> str:
+    """Those that are not the default; all, of a network that is not known here."""
     try:
-        known = run_from_dict(dict(run))
-        options = known.particulars
+        found = Run(network, recalibration, options).particulars
     except (ValueError, TypeError, KeyError):  # of another version, or made by hand
-        options = [f"{name}={_text(value)}" for name, value in run["options"].items()]
-    return Name(
-        run["network"], run["recalibration"], " ".join(options), run["dataset"], _recipe(run)
-    )
+        found = [f"{name}={_text(value)}" for name, value in options.items()]
+    return " ".join(found)
+
+
+def commit_of(code: Mapping[str, Any], digits: int = 40) -> str:
+    """Of the code that made something, if that is known."""
+    commit = str(code.get("commit") or "")[:digits]
+    return f"{commit} with changes" if commit and code.get("changed") else commit
 
 
 def _recipe(run: Mapping[str, Any]) -> str:
@@ -117,9 +131,6 @@ def claim(
 def provenance(record: Record) -> dict[str, str]:
     """Where a number comes from, as text."""
     environment, code, run = record.environment, record.code, record.run
-    commit = str(code.get("commit") or "")
-    if commit and code.get("changed"):
-        commit += " with changes"
     software = (
         f"torch {environment.get('torch', '?')}",
         f"Python {environment.get('python', '?')}",
@@ -129,7 +140,7 @@ def provenance(record: Record) -> dict[str, str]:
         "error": f"{record.error:.2f}%, last of {len(record.epochs)} epochs",
         "command": record.command,
         "code": f"mssar {code.get('version', '?')}",
-        "commit": commit,
+        "commit": commit_of(code),
         "source": str(code.get("source") or ""),
         "hardware": f"{environment['hardware']}, {', '.join(software)}",
         "precision": str(record.execution.get("precision", "")),

@@ -142,7 +142,7 @@ def own_table(name: str, title: str, note: str, groups: Sequence[Group]) -> Tabl
             Row(
                 network=group.name.network,
                 recalibration=group.name.recalibration,
-                options=" ".join(p for p in (group.name.options, group.name.recipe) if p),
+                options=group.name.particulars,
                 dataset=group.name.dataset,
                 published=None,
                 published_spread=None,
