@@ -1,4 +1,12 @@
-"""Shape checks, set up before the package is imported; what several test files share."""
+"""Triton's interpreter and shape checks, set up before what needs them is imported; what several
+test files share."""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():  # read when Triton is imported, which parts of torch do
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import importlib
 import importlib.util
@@ -8,8 +16,6 @@ import typing
 from collections.abc import Iterator
 
 import pytest
-import torch
-import torch.utils.flop_counter
 
 # The library imports its shape annotations for type checkers only. Here it really does, and
 # jaxtyping's hook then checks every annotated call. What it imports itself must be loaded before.

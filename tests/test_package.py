@@ -30,6 +30,38 @@ print(mssar.cost(mssar.create_model("resnet20", "mssar"), (3, 32, 32)).params)
     assert done.stdout == "306530\n", done.stderr
 
 
+def test_importing_the_library_does_not_import_triton():
+    """Where it is installed: it takes its time, and reads its settings only once."""
+    program = "import sys, mssar; print('triton' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_without_triton_the_kernels_are_refused_and_nothing_else():
+    program = """
+import sys
+
+sys.modules["triton"] = None  # neither found nor imported
+import torch
+import mssar
+
+x = torch.randn(2, 8, 7, 7)
+for backend in ("auto", "reference", "triton"):
+    layer = mssar.MSSAR(8, backend=backend)
+    network = mssar.create_model("resnet8", "mssar", backend=backend)
+    assert mssar.cost(network, (3, 32, 32)).params == sum(p.numel() for p in network.parameters())
+    for module, image in ((layer, x), (network, torch.randn(2, 3, 32, 32))):
+        try:
+            module(image).sum().backward()
+            print(backend, "works")
+        except ValueError as error:
+            print(backend, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    refused = "triton backend='triton' needs Triton: pip install triton, or backend='auto'\n" * 2
+    assert done.stdout == "auto works\n" * 2 + "reference works\n" * 2 + refused, done.stderr
+
+
 def test_public_names():
     assert mssar.__all__ == sorted(mssar.__all__)
     assert all(hasattr(mssar, name) for name in mssar.__all__)

@@ -94,6 +94,11 @@ class Regional:
             # A fifth of the time of what follows; but slow in going back, not fused by Inductor,
             # and one running sum a cell, which loses digits where cells are large.
             return F.avg_pool2d(x, (a, b))
+        if _is_channels_last(x) and not x.is_cuda:
+            # Unflattened as it is, Inductor would have the map copied out of this layout.
+            y = x.permute(0, 2, 3, 1)
+            cells = torch.unflatten(torch.unflatten(y, 2, (w, b)), 1, (h, a))  # N h a w b C
+            return cells.mean((2, 4)).permute(0, 3, 1, 2)
         return torch.unflatten(torch.unflatten(x, COLUMNS, (w, b)), ROWS, (h, a)).mean((3, 5))
 
     def coarsen(
@@ -120,7 +125,16 @@ class Regional:
     def spread(self, z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
         """Give every position the value of the region it lies in."""
         _require_grid(z, self.grid(size), size)
-        return _repeat_runs(_repeat_runs(z, COLUMNS, self.runs(size[1])), ROWS, self.runs(size[0]))
+        height, width = size
+        h, w = self.grid(size)
+        compiled = torch.compiler.is_compiling() and z.device.type == "cpu"
+        if compiled and (height % h or width % w) and not z.requires_grad:
+            # Inductor writes concatenated maps out, and reads z through an index; but going back
+            # it would scatter. What is expanded it computes first, so z is not made per position.
+            rows = torch.arange(height) * h // height
+            columns = torch.arange(width) * w // width
+            return z.unsqueeze(4).expand(*z.shape, 2)[:, :, rows[:, None], columns, 0]
+        return _repeat_runs(_repeat_runs(z, COLUMNS, self.runs(width)), ROWS, self.runs(height))
 
     def multiply(
         self, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C h w"]

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
 
 from mssar.layer import MSSAR
 
@@ -65,6 +64,8 @@ class Cost:
 
 def cost(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) -> Cost:
     """Parameters and multiply-adds for one image of ``size`` C H W; the model is left as it is."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
     if not isinstance(size, Sequence) or len(size) != 3 or min(size) < 1:
         raise ValueError(f"size is C, H, W of one image, such as (3, 32, 32); got {size}")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

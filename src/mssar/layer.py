@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mssar.coordinates import accumulation, require_count, require_map, size_of
-from mssar.scales import Pools, coordinate_sets
+from mssar.kernels import chosen, fused, require_backend, windows  # noqa: F401  (an op)
+from mssar.scales import Pools, Separate, coordinate_sets
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -58,9 +60,20 @@ class Branch(nn.Module):
         return any(isinstance(norm, nn.BatchNorm2d) and norm.training for norm in norms)
 
     def forward(self, y: Float[Tensor, "N B h w"]) -> Float[Tensor, "N C h w"]:
-        hidden = self.norm1(self.reduce(y)).relu()
-        gate: Tensor = self.norm2(self.expand(hidden))
+        hidden = self.norm1(_product(self.reduce, y)).relu()
+        gate: Tensor = self.norm2(_product(self.expand, hidden))
         return gate
+
+
+def _product(weight: nn.Conv2d, y: Float[Tensor, "N B h w"]) -> Float[Tensor, "N C h w"]:
+    """``weight(y)``."""
+    compiling = torch.compiler.is_compiling() and y.device.type == "cpu"
+    if not compiling or not fused.is_product(weight):
+        made: Tensor = weight(y)
+        return made
+    # Compiled, oneDNN would reorder the weights at every call, which takes longer than the product.
+    rows = F.linear(y.permute(0, 2, 3, 1), weight.weight.flatten(1))
+    return rows.permute(0, 3, 1, 2)
 
 
 class MSSAR(nn.Module):
@@ -73,6 +86,8 @@ class MSSAR(nn.Module):
         reduction: each branch is max(1, ⌊D / (L · reduction)⌋) channels wide inside.
         context_channels: where given, the weights come from a second map with so many channels,
             passed as ``layer(x, context)``: the multi-stage recalibration of a DenseNet.
+        backend: "reference" (plain PyTorch), "triton" (fused kernels), or "auto": the kernels for
+            maps on a CUDA device, where Triton is installed.
 
     ``branches[l]`` holds ``reduce``, ``norm1``, ``expand`` and ``norm2`` of ``scales[l]``.
     ``MSSAR(channels, scales=(1,))`` is Squeeze-and-Excitation with batch normalisation.
@@ -86,10 +101,12 @@ class MSSAR(nn.Module):
         reduction: int = 1,
         context_channels: int | None = None,
         *,
+        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        require_backend(backend)
         require_count("channels", channels)
         require_count("reduction", reduction)
         if context_channels is not None:
@@ -100,6 +117,7 @@ class MSSAR(nn.Module):
         self.strategy = strategy
         self.reduction = reduction
         self.context_channels = context_channels
+        self.backend = backend
         if channels < len(self.scales):
             raise ValueError(
                 "MSSAR needs at least one hidden channel a scale: "
@@ -119,6 +137,8 @@ class MSSAR(nn.Module):
         ``context`` may be given as what :meth:`pool` made of it, so that a network which keeps
         adding channels to one map need not pool them all again at every step.
         """
+        if context is None and self.context_channels is None and self._fused(x):
+            return fused.run(x, self)
         z = self.sets.average(weights(self._gates(x, context)), size_of(x))
         return self.sets.multiply(x, z.to(x.dtype))
 
@@ -152,7 +172,21 @@ class MSSAR(nn.Module):
 
     def pool(self, context: Float[Tensor, "N B H W"]) -> Pools:
         """What this layer needs to know of a map, to be passed for it as context."""
+        if isinstance(self.sets, Separate) and chosen(self.backend, context):
+            radii = self.sets.radii(size_of(context))
+            if radii is not None:
+                require_map("context", context)
+                maps = torch.ops.mssar.window_means(context, radii)
+                return Pools(tuple(maps), size_of(context), self.sets)
         return self.sets.pool(context)
+
+    def _fused(self, x: Tensor) -> bool:
+        if not chosen(self.backend, x):
+            return False
+        reason = fused.obstacle(self)
+        if reason is not None and self.backend == "triton" and self.strategy == "regional":
+            raise ValueError(f"backend='triton' cannot run this MSSAR: {reason}; use 'auto'")
+        return reason is None and fused.fits(x, self, None)
 
     def _gates(self, x: Tensor, context: Tensor | Pools | None) -> list[Tensor]:
         require_map("x", x)
@@ -202,4 +236,6 @@ class MSSAR(nn.Module):
         said += f", reduction={self.reduction}"
         if self.context_channels is not None:
             said += f", context_channels={self.context_channels}"
+        if self.backend != "auto":
+            said += f", backend={self.backend!r}"
         return said

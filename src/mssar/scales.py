@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Size, size_of
+from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Size, Sliding, size_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -80,6 +80,11 @@ class Separate:
     """Coordinate sets of any kind: a read of the map for each, weights averaged on the map."""
 
     sets: tuple[CoordinateSet, ...]
+
+    def radii(self, size: Size) -> list[int] | None:
+        """How far the windows reach, where every set is one of windows."""
+        sliding = [s for s in self.sets if isinstance(s, Sliding)]
+        return [s.radius(size) for s in sliding] if len(sliding) == len(self.sets) else None
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
         return Pools(tuple(s.pool(x) for s in self.sets), size_of(x), self)

@@ -38,7 +38,7 @@ class Run:
             raise ValueError(f"a seed is a whole number from 0 to {2**31 - 1}; got {self.seed!r}")
         if not isinstance(self.dataset, str):
             raise ValueError(f"a data set has a name; got {self.dataset!r}")
-        settled = _settled(self.network, self.recalibration, self.options)
+        settled = settled_options(self.network, self.recalibration, self.options)
         object.__setattr__(self, "options", MappingProxyType(settled))
 
     def __hash__(self) -> int:  # the options' mapping has none
@@ -63,7 +63,7 @@ class Run:
     @property
     def particulars(self) -> list[str]:
         """The options that differ from the network's defaults."""
-        usual = _settled(self.network, self.recalibration, {})
+        usual = settled_options(self.network, self.recalibration, {})
         return [f"{k}={text_of(v)}" for k, v in self.options.items() if v != usual[k]]
 
     @property
@@ -112,7 +112,7 @@ def usual_recipe(network: str, dataset: str) -> Recipe:
     return CIFAR_DENSENET if network.startswith("densenet") else CIFAR_RESNET
 
 
-def _settled(network: str, recalibration: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def settled_options(network: str, recalibration: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Every option, so that two ways of saying the same thing are the same."""
     chosen = architecture(network)
     if recalibration not in OPTIONS:

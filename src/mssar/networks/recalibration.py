@@ -9,13 +9,14 @@ from typing import TypeAlias
 from torch import nn
 
 from mssar.layer import MSSAR
+from mssar.tail import Nothing
 
 Recalibration: TypeAlias = Callable[..., nn.Module]  # channels → module
 
 
-def nothing(_channels: int) -> nn.Module:
+def nothing(_channels: int, backend: str = "reference") -> nn.Module:
     """No recalibration: the map as it is."""
-    return nn.Identity()
+    return Nothing(backend)
 
 
 def recalibrator(recalibration: Recalibration, channels: int, **context: int) -> nn.Module:
@@ -35,6 +36,7 @@ RECALIBRATIONS: dict[str, Recalibration] = {
     "mssar": MSSAR,
 }
 
+# What is computed; each also takes ``backend``, which says by what.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "none": (),
     "se": ("reduction",),

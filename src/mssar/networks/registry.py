@@ -70,8 +70,9 @@ def create_model(
         recalibration: "none", "se", "mssar", or a callable from channels to a module.
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
         options: for "se" ``reduction``; for "mssar" ``scales``, ``strategy`` and ``reduction``;
-            for DenseNets that are recalibrated ``stage``, "multi" or "single". A callable takes
-            its own options with it; it is multi-stage if it takes ``context_channels``.
+            for DenseNets that are recalibrated ``stage``, "multi" or "single"; for each of the
+            three ``backend``, as :class:`mssar.MSSAR` takes it. A callable takes its own options
+            with it; it is multi-stage if it takes ``context_channels``.
     """
     chosen = architecture(name)
     taken = _options(recalibration)
@@ -80,7 +81,7 @@ def create_model(
         if option not in taken + staging:
             raise ValueError(
                 f"{name} with {recalibration!r} has no option {option!r}; "
-                f"its options: {', '.join(taken + staging) or 'there are none'}"
+                f"its options: {', '.join(taken + staging)}"
             )
     factory = recalibration if callable(recalibration) else RECALIBRATIONS[recalibration]
     building = {"stage": options.pop("stage")} if "stage" in options else {}
@@ -100,4 +101,4 @@ def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
             f"recalibration is one of {', '.join(OPTIONS)}, or a callable from channels to a "
             f"module; got {recalibration!r}"
         )
-    return OPTIONS[recalibration]
+    return (*OPTIONS[recalibration], "backend")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mssar.networks.classifier import Classifier, initialise
 from mssar.networks.recalibration import Recalibration, nothing, recalibrator
+from mssar.tail import path, tail
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,13 +26,21 @@ class Block(nn.Module, ABC):
     recalibrate: nn.Module
     downsample: nn.Module | None
 
+    @property
+    @abstractmethod
+    def last_norm(self) -> nn.Module:
+        """The BN behind the last convolution."""
+
     @abstractmethod
     def residual(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
-        """What the block adds to its shortcut, up to and with the last BN."""
+        """What the block adds to its shortcut, up to and without the last BN."""
 
     def forward(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
         shortcut = x if self.downsample is None else self.downsample(x)
-        return F.relu(self.recalibrate(self.residual(x)) + shortcut)
+        return tail(self.residual(x), self.last_norm, self.recalibrate, shortcut)
+
+    def extra_repr(self) -> str:
+        return path(self.last_norm, self.recalibrate)
 
 
 class BasicBlock(Block):
@@ -52,8 +61,12 @@ class BasicBlock(Block):
 
     def residual(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
         x = F.relu(self.bn1(self.conv1(x)))
-        x = self.bn2(self.conv2(x))
+        x = self.conv2(x)
         return x
+
+    @property
+    def last_norm(self) -> nn.Module:
+        return self.bn2
 
 
 class Bottleneck(Block):
@@ -80,8 +93,12 @@ class Bottleneck(Block):
     def residual(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
         x = F.relu(self.bn1(self.conv1(x)))
         x = F.relu(self.bn2(self.conv2(x)))
-        x = self.bn3(self.conv3(x))
+        x = self.conv3(x)
         return x
+
+    @property
+    def last_norm(self) -> nn.Module:
+        return self.bn3
 
 
 def projection(inputs: int, outputs: int, stride: int) -> nn.Module | None:

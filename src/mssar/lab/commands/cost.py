@@ -19,6 +19,7 @@ from mssar.cost import Cost
 from mssar.lab.commands.console import console
 from mssar.lab.commands.options import integers
 from mssar.lab.experiments import counts
+from mssar.lab.run import settled_options
 from mssar.networks.registry import architecture
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ def cost(
         _print_json([row.as_dict() for row in rows]) if as_json else _print_paper(rows)
         return
     channels, *sides = architecture(net).size
+    options = settled_options(net, recalibration or "none", options)
     side = sides[0] if size is None else size
     with torch.device("meta"):
         model = mssar.create_model(net, recalibration or "none", classes, **options)

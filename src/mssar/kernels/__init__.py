@@ -1,0 +1,45 @@
+"""The layer's equations as Triton kernels behind torch ops, each beside its reference.
+
+Nothing here imports Triton before a kernel is launched: the package works without it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+BACKENDS = ("auto", "reference", "triton")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+AVAILABLE = importlib.util.find_spec("triton") is not None
+
+
+def interpreted() -> bool:
+    """Whether Triton was told to run kernels on the CPU, one program after the other."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def require_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is one of {', '.join(BACKENDS)}; got {backend!r}")
+
+
+def chosen(backend: str, x: Tensor) -> bool:
+    """Whether a tensor's work is for the kernels; asking for them where they cannot run raises."""
+    if backend == "auto":
+        return x.is_cuda and AVAILABLE and x.dtype in DTYPES
+    if backend == "reference" or x.is_meta:  # without numbers nothing is computed
+        return False
+    if not AVAILABLE:
+        raise ValueError("backend='triton' needs Triton: pip install triton, or backend='auto'")
+    if x.dtype not in DTYPES:
+        names = ", ".join(str(dtype) for dtype in DTYPES)
+        raise ValueError(f"the kernels take {names}; got {x.dtype}: use backend='reference'")
+    if not x.is_cuda and not interpreted():
+        raise ValueError(
+            f"backend='triton' needs a tensor on a CUDA device; got {x.device}: use "
+            "backend='auto' or 'reference', or TRITON_INTERPRET=1 to try the kernels on a CPU"
+        )
+    return True

@@ -1,0 +1,264 @@
+"""The branches on rows, all scales in one launch.  N batch, C channels, J hidden channels.
+
+    reduce    pools      → Ω₁ · pool, statistics
+    expand    Ω₁ · pool  → Ω₂ · relu(BN(·)), statistics: the gates, but for BN and sigmoid
+    evaluate  pools      → the gates in one go, where statistics are given
+
+BN needs the statistics of all rows: hence the cut into launches. Rows of hidden layers are JS
+numbers apart, so that they begin at addresses that can be read several numbers at a time.
+"""
+
+import triton
+import triton.language as tl
+
+from mssar.kernels.common import (
+    affine,
+    area_of,
+    last_of,
+    moments_of,
+    one_of,
+    pointer_of,
+    product,
+    scale_of,
+)
+
+
+@triton.jit
+def _keep_parts(parts, all_tiles, tile, width, j, in_j, acc, valid, rows):
+    """A tile's sums and its squares about its own mean."""
+    added = tl.sum(tl.where(valid, acc, 0.0), 0)
+    away = tl.where(valid, acc - (added / rows)[None, :], 0.0)
+    tl.store(parts + tile * width + j, added, in_j)
+    tl.store(parts + (all_tiles + tile) * width + j, tl.sum(away * away, 0), in_j)
+
+
+@triton.jit
+def reduce(
+    pools,
+    parts,  # 2 × groups × C, from `sums`
+    moments,  # out: 2 × C
+    gamma,
+    beta,
+    weights,  # a scale: J × C
+    normal,  # out: rows × C, the means behind BN, in front of its slope and intercept
+    hidden,  # out: rows × JS
+    hidden_parts,  # 2 × tiles × JS
+    hidden_moments,  # out: 2 × L × JS
+    counters,  # L × tiles of J
+    N,
+    C,
+    J,
+    JS,
+    groups,
+    group_size,
+    eps,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    POOLS_AT: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    BM: tl.constexpr,
+    BJ: tl.constexpr,
+    BK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILES: tl.constexpr,
+    NORM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    L: tl.constexpr = len(DOWN)
+    tile = tl.program_id(0)
+    scale, first, tiles, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
+    down = one_of(DOWN, scale)
+    across = one_of(ACROSS, scale)
+    weight = pointer_of(weights, scale, L)
+    r = (tile - first) * BM + tl.arange(0, BM)
+    in_r = r < rows
+    share = 1.0 / area_of(r % (down * across), down, across, H, W)
+    pooled = pools + (N * one_of(POOLS_AT, scale) + r)[:, None] * C
+    j = tl.program_id(1) * BJ + tl.arange(0, BJ)
+    in_j = j < J
+    acc = tl.zeros([BM, BJ], tl.float32)
+    for start in range(0, C, BK):
+        c = start + tl.arange(0, BK)
+        in_c = c < C
+        mask = in_r[:, None] & in_c[None, :]
+        pool = tl.load(pooled + c[None, :], mask, 0.0) * share[:, None]
+        w = tl.load(weight + j[None, :] * C + c[:, None], in_j[None, :] & in_c[:, None], 0.0)
+        if NORM:
+            size = H * W
+            mean, variance = moments_of(
+                parts, parts + groups * C, C, c, in_c, groups, group_size * size, N * size, CHUNK
+            )
+            if (tile == 0) & (tl.program_id(1) == 0):
+                tl.store(moments + c, mean, in_c)
+                tl.store(moments + C + c, variance, in_c)
+            pool = (pool - mean[None, :]) * tl.rsqrt(variance + eps)[None, :]
+        if tl.program_id(1) == 0:
+            tl.store(normal + (before + r)[:, None] * C + c[None, :], pool, mask)
+        if NORM:
+            a = tl.load(gamma + c, in_c, 0.0).to(tl.float32)
+            b = tl.load(beta + c, in_c, 0.0).to(tl.float32)
+            pool = tl.where(mask, pool * a[None, :] + b[None, :], 0.0)
+        acc = product(pool, w, acc, PRECISION)
+    mask = in_r[:, None] & in_j[None, :]
+    in_js = j < JS  # zeros in what pads a row
+    tl.store(hidden + (before + r)[:, None] * JS + j[None, :], acc, in_r[:, None] & in_js[None, :])
+    held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
+    _keep_parts(hidden_parts, tl.num_programs(0), tile, JS, j, in_j, acc, mask, held)
+    if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
+        of = hidden_parts + first * JS
+        between = tl.num_programs(0) * JS
+        mean_j, variance_j = moments_of(of, of + between, JS, j, in_j, tiles, BM, rows, TILES)
+        tl.store(hidden_moments + scale * JS + j, mean_j, in_js)
+        tl.store(hidden_moments + (L + scale) * JS + j, variance_j, in_js)
+
+
+@triton.jit
+def pack(weights, packed, C, J, JS, L: tl.constexpr, BLOCK: tl.constexpr):
+    """Ω₂ of all scales with rows JS apart, zeros between, to be read in whole vectors."""
+    scale = tl.program_id(1)
+    weight = pointer_of(weights, scale, L)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = i // JS
+    j = i % JS
+    value = tl.load(weight + c * J + j, (c < C) & (j < J), 0.0)
+    tl.store(packed + scale * C * JS + i, value, c < C)
+
+
+@triton.jit
+def expand(
+    hidden,
+    hidden_moments,
+    gammas,
+    betas,
+    weights,  # a scale: C × J, rows JW apart
+    gates,  # out: rows × C
+    gate_parts,  # 2 × tiles × C
+    gate_moments,  # out: 2 × L × C
+    counters,  # L × tiles of C
+    N,
+    C,
+    J,
+    JS,
+    JW,
+    eps,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+    BK: tl.constexpr,
+    TILES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    L: tl.constexpr = len(DOWN)
+    tile = tl.program_id(0)
+    all_tiles = tl.num_programs(0)
+    scale, first, tiles, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
+    gamma = pointer_of(gammas, scale, L)
+    beta = pointer_of(betas, scale, L)
+    weight = pointer_of(weights, scale, L)
+    r = (tile - first) * BM + tl.arange(0, BM)
+    in_r = r < rows
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    in_c = c < C
+    acc = tl.zeros([BM, BC], tl.float32)
+    for start in range(0, J, BK):
+        j = start + tl.arange(0, BK)
+        in_j = j < J
+        mask = in_r[:, None] & (j < JS)[None, :]
+        h = tl.load(hidden + (before + r)[:, None] * JS + j[None, :], mask, 0.0)
+        w = tl.load(weight + c[None, :] * JW + j[:, None], in_c[None, :] & (j < JW)[:, None], 0.0)
+        mean = tl.load(hidden_moments + scale * JS + j, in_j, 0.0)
+        variance = tl.load(hidden_moments + (L + scale) * JS + j, in_j, 1.0)
+        a, b = affine(j, in_j, gamma, beta, mean, variance, eps)
+        h = tl.maximum(h * a[None, :] + b[None, :], 0.0)
+        h = tl.where(in_r[:, None] & in_j[None, :], h, 0.0)
+        acc = product(h, w, acc, PRECISION)
+    mask = in_r[:, None] & in_c[None, :]
+    tl.store(gates + (before + r)[:, None] * C + c[None, :], acc, mask)
+    held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
+    _keep_parts(gate_parts, all_tiles, tile, C, c, in_c, acc, mask, held)
+    if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
+        of = gate_parts + first * C
+        mean_c, variance_c = moments_of(of, of + all_tiles * C, C, c, in_c, tiles, BM, rows, TILES)
+        tl.store(gate_moments + scale * C + c, mean_c, in_c)
+        tl.store(gate_moments + (L + scale) * C + c, variance_c, in_c)
+
+
+@triton.jit
+def evaluate(
+    pools,
+    mean_at,
+    variance_at,
+    gamma,
+    beta,
+    reduces,
+    hidden_means,
+    hidden_variances,
+    hidden_gammas,
+    hidden_betas,
+    expands,  # a scale: C × J, rows JW apart
+    gates,  # out: rows × C
+    N,
+    C,
+    CX,  # channels of the pools
+    J,
+    JW,
+    eps,
+    hidden_eps,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    POOLS_AT: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    BM: tl.constexpr,
+    BJ: tl.constexpr,  # all hidden channels
+    BK: tl.constexpr,
+    BC: tl.constexpr,
+    NORM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    L: tl.constexpr = len(DOWN)
+    tile = tl.program_id(0)
+    scale, first, _, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
+    down = one_of(DOWN, scale)
+    across = one_of(ACROSS, scale)
+    weight = pointer_of(reduces, scale, L)
+    r = (tile - first) * BM + tl.arange(0, BM)
+    in_r = r < rows
+    share = 1.0 / area_of(r % (down * across), down, across, H, W)
+    pooled = pools + (N * one_of(POOLS_AT, scale) + r)[:, None] * CX
+    j = tl.arange(0, BJ)
+    in_j = j < J
+    acc = tl.zeros([BM, BJ], tl.float32)
+    for start in range(0, CX, BK):
+        c = start + tl.arange(0, BK)
+        in_c = c < CX
+        mask = in_r[:, None] & in_c[None, :]
+        pool = tl.load(pooled + c[None, :], mask, 0.0) * share[:, None]
+        w = tl.load(weight + j[None, :] * CX + c[:, None], in_j[None, :] & in_c[:, None], 0.0)
+        if NORM:
+            mean = tl.load(mean_at + c, in_c, 0.0).to(tl.float32)
+            variance = tl.load(variance_at + c, in_c, 1.0).to(tl.float32)
+            a, b = affine(c, in_c, gamma, beta, mean, variance, eps)
+            pool = tl.where(mask, pool * a[None, :] + b[None, :], 0.0)
+        acc = product(pool, w, acc, PRECISION)
+    mean_j = tl.load(pointer_of(hidden_means, scale, L) + j, in_j, 0.0).to(tl.float32)
+    variance_j = tl.load(pointer_of(hidden_variances, scale, L) + j, in_j, 1.0).to(tl.float32)
+    gamma_j = pointer_of(hidden_gammas, scale, L)
+    beta_j = pointer_of(hidden_betas, scale, L)
+    slope, intercept = affine(j, in_j, gamma_j, beta_j, mean_j, variance_j, hidden_eps)
+    h = tl.maximum(acc * slope[None, :] + intercept[None, :], 0.0)
+    h = tl.where(in_j[None, :], h, 0.0)
+    expanded = pointer_of(expands, scale, L)
+    for start in range(tl.program_id(1) * BC, C, BC * tl.num_programs(1)):
+        to = start + tl.arange(0, BC)
+        in_to = to < C
+        mask = in_to[None, :] & (j < JW)[:, None]
+        w_to = tl.load(expanded + to[None, :] * JW + j[:, None], mask, 0.0)
+        gate = product(h, w_to, tl.zeros([BM, BC], tl.float32), PRECISION)
+        mask = in_r[:, None] & in_to[None, :]
+        tl.store(gates + (before + r)[:, None] * C + to[None, :], gate, mask)

@@ -1,0 +1,155 @@
+"""What several kernels need: where cells lie, sums of parts, products, a scale's share.
+
+A part is what one program has summed. Programs never add to the same number, so results do not
+depend on which of them came first. The parts are added up in their order by the last program to
+come (``last_of``), or by whoever needs the sum; all at once where they fit in registers (CHUNK of
+them), since a loop would wait for memory again and again.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def ceil_of(i, n, parts):
+    """Where part ``i`` of ``parts`` begins on an axis of ``n``."""
+    return (i * n + parts - 1) // parts
+
+
+@triton.jit
+def area_of(k, down, across, H, W):
+    """Positions of region ``k`` of a grid."""
+    i = k // across
+    j = k % across
+    rows = ceil_of(i + 1, H, down) - ceil_of(i, H, down)
+    return (rows * (ceil_of(j + 1, W, across) - ceil_of(j, W, across))).to(tl.float32)
+
+
+@triton.jit
+def region_of(q, FH, FW, down, across):
+    """The region of a coarser grid that cell ``q`` of the fine grid lies in."""
+    return ((q // FW) * down // FH) * across + (q % FW) * across // FW
+
+
+@triton.jit
+def moments_of(sums, squares, stride, c, in_c, parts, count, total, CHUNK: tl.constexpr):
+    """Mean and biased variance from parts' sums and squares about their own means.
+
+    Every part holds ``count`` values but the last, which has the rest of ``total``.
+    """
+    i = tl.arange(0, CHUNK)
+    if parts <= CHUNK:
+        at = i[:, None] * stride + c[None, :]
+        held = (i < parts)[:, None] & in_c[None, :]
+        added = tl.load(sums + at, held, 0.0, cache_modifier=".cg")
+        within = tl.load(squares + at, held, 0.0, cache_modifier=".cg")
+        mean = tl.sum(added, 0) / total
+        n = tl.minimum(count, total - i * count).to(tl.float32)[:, None]
+        away = added / tl.where(n > 0, n, 1.0) - mean[None, :]
+        variance = tl.sum(tl.where(held, within + n * away * away, 0.0), 0) / total
+    else:
+        mean = sums_of(sums, stride, c, in_c, parts, CHUNK) / total
+        variance = tl.zeros([c.shape[0]], tl.float32)
+        for start in range(0, parts, CHUNK):
+            at = (start + i)[:, None] * stride + c[None, :]
+            held = (start + i < parts)[:, None] & in_c[None, :]
+            n = tl.minimum(count, total - (start + i) * count).to(tl.float32)[:, None]
+            away = (
+                tl.load(sums + at, held, 0.0, cache_modifier=".cg") / tl.where(n > 0, n, 1.0)
+                - mean[None, :]
+            )
+            within = tl.load(squares + at, held, 0.0, cache_modifier=".cg")
+            variance += tl.sum(tl.where(held, within + n * away * away, 0.0), 0)
+        variance = variance / total
+    return mean, variance
+
+
+@triton.jit
+def sums_of(parts_of, stride, c, in_c, parts, CHUNK: tl.constexpr):
+    """The sum of parts."""
+    added = tl.zeros([c.shape[0]], tl.float32)
+    for start in range(0, parts, CHUNK):
+        i = start + tl.arange(0, CHUNK)
+        held = (i < parts)[:, None] & in_c[None, :]
+        here = parts_of + i[:, None] * stride + c[None, :]
+        added += tl.sum(tl.load(here, held, 0.0, cache_modifier=".cg"), 0)
+    return added
+
+
+@triton.jit
+def last_of(counter, count):
+    """Whether this program is the last of so many; it sees then what the others have stored.
+
+    The counter is 0 before the first and after the last.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def affine(c, in_c, gamma, beta, mean, variance, eps):
+    """BN as slope and intercept."""
+    a = tl.load(gamma + c, in_c, 0.0).to(tl.float32) * tl.rsqrt(variance + eps)
+    return a, tl.load(beta + c, in_c, 0.0).to(tl.float32) - mean * a
+
+
+@triton.jit
+def product(a, b, acc, PRECISION: tl.constexpr):
+    """``acc + a @ b``, summed in float32."""
+    if PRECISION == "bf16":
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
+    elif PRECISION == "fp16":
+        return tl.dot(a.to(tl.float16), b.to(tl.float16), acc)
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision=PRECISION)
+
+
+@triton.jit
+def scale_of(
+    tile,
+    N,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Which scale a tile of rows is of; its first tile, tiles, rows, and rows before them."""
+    scale = tile * 0
+    first = tile * 0
+    tiles = tile * 0
+    rows = tile * 0
+    before = tile * 0
+    start = tile * 0
+    for level in tl.static_range(len(DOWN)):
+        n = N * DOWN[level] * ACROSS[level]
+        t = (n + BM - 1) // BM
+        here = (tile >= start) & (tile < start + t)
+        scale = tl.where(here, level, scale)
+        first = tl.where(here, start, first)
+        tiles = tl.where(here, t, tiles)
+        rows = tl.where(here, n, rows)
+        before = tl.where(here, N * ROWS_AT[level], before)
+        start += t
+    return scale, first, tiles, rows, before
+
+
+@triton.jit
+def one_of(numbers: tl.constexpr, scale):
+    """``numbers[scale]``, where the scale is known at run time only."""
+    found = scale * 0
+    for level in tl.static_range(len(numbers)):
+        found = tl.where(scale == level, numbers[level], found)
+    return found
+
+
+@triton.jit
+def pointer_of(pointers, scale, L: tl.constexpr):
+    """``pointers[scale]``, likewise."""
+    found = pointers[0]
+    for level in tl.static_range(1, L):
+        if scale == level:
+            found = pointers[level]
+    return found

@@ -1,0 +1,276 @@
+"""The passes over maps of a block's tail, backward.  N batch, C channels, H W map, FH FW cells.
+
+gather   grad, out, x           → grad behind the relu, its sums a cell, gates' gradients
+scatter  that, x, pools' grads  → the gradient of x
+"""
+
+import triton
+import triton.language as tl
+
+from mssar.kernels.cells import bounds_of, cells_in, inside, place_of, weights_of
+from mssar.kernels.common import affine, area_of, region_of, sums_of
+
+
+@triton.jit
+def gate_gradients(
+    crossed, plain, a, shift, gates, gate_moments, gate_gammas, gate_betas, gate_grads, parts,
+    first, last, g, groups, N, C, c, in_c, gate_eps, FH: tl.constexpr, FW: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, MEMBERS: tl.constexpr,
+    REGIONS: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of z, a cell, to that in front of each scale's sigmoid, for a group."""
+    L: tl.constexpr = len(DOWN)
+    tl.debug_barrier()  # the sums just written are read back, by other threads
+    zs = ()
+    read = ()
+    for level in tl.static_range(L):
+        KK = DOWN[level] * ACROSS[level]
+        region = tl.arange(0, REGIONS[level])
+        cells, real_cells = cells_in(
+            region, first, FH, FW, DOWN[level], ACROSS[level], MEMBERS[level]
+        )
+        real = (region < (last - first) * KK)[:, None] & in_c[None, :]
+        mask = real_cells[:, :, None] & real[:, None, :]
+        fine_at = cells[:, :, None] * C + c[None, None, :]
+        dz = tl.sum(tl.load(crossed + fine_at, mask, 0.0), 1)
+        if NORM:
+            sums_plain = tl.sum(tl.load(plain + fine_at, mask, 0.0), 1)
+            dz = dz * a[None, :] + sums_plain * shift[None, :]
+        row = N * ROWS_AT[level] + first * KK + region
+        gate = tl.load(gates + row[:, None] * C + c[None, :], real, 0.0)
+        zs = zs + (dz,)
+        read = read + (gate.to(tl.float32),)
+    for level in tl.static_range(L):
+        KK = DOWN[level] * ACROSS[level]
+        region = tl.arange(0, REGIONS[level])
+        real = (region < (last - first) * KK)[:, None] & in_c[None, :]
+        gate_mean = tl.load(gate_moments + level * C + c, in_c, 0.0)
+        scale = tl.rsqrt(tl.load(gate_moments + (L + level) * C + c, in_c, 1.0) + gate_eps)
+        gate_gamma = tl.load(gate_gammas[level] + c, in_c, 0.0).to(tl.float32)
+        gate_beta = tl.load(gate_betas[level] + c, in_c, 0.0).to(tl.float32)
+        normal = (read[level] - gate_mean[None, :]) * scale[None, :]
+        weight = tl.sigmoid(normal * gate_gamma[None, :] + gate_beta[None, :])
+        slope = tl.where(real, zs[level] * weight * (1 - weight) / L, 0.0)
+        row = N * ROWS_AT[level] + first * KK + region
+        tl.store(gate_grads + row[:, None] * C + c[None, :], slope, real)
+        tl.store(parts + (g * (L + 1) + level) * C + c, tl.sum(slope, 0), in_c)
+        crossed_gates = tl.sum(slope * normal, 0)
+        tl.store(parts + ((groups + g) * (L + 1) + level) * C + c, crossed_gates, in_c)
+
+
+@triton.jit
+def gather(
+    grad,
+    out,
+    x,
+    behind,  # out: the gradient behind the relu, which is the shortcut's
+    plain,  # out: rows of cells × C, its sums
+    crossed,  # out: rows of cells × C, the sums of its products with x (about x's mean, with NORM)
+    weights,  # out: rows of cells × C, z
+    moments,
+    gamma,
+    beta,
+    gates,
+    gate_moments,  # 2 × L × C
+    gate_gammas,
+    gate_betas,
+    gate_grads,  # out: rows × C, gradients in front of each scale's sigmoid
+    parts,  # out: 2 × groups × (L + 1) × C, their sums, and those of their products with BN's
+    # output; and of z · grad, with x
+    N,
+    C,
+    XN,
+    XC,
+    XH,
+    XW,
+    group,
+    eps,
+    gate_eps,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    FH: tl.constexpr,
+    FW: tl.constexpr,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    REGIONS: tl.constexpr,
+    CELLS: tl.constexpr,
+    BW: tl.constexpr,
+    CT: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVEN: tl.constexpr,
+    BIG: tl.constexpr,
+    NORM: tl.constexpr,
+    RELU: tl.constexpr,
+    WRITE: tl.constexpr,
+):
+    L: tl.constexpr = len(DOWN)
+    groups = tl.num_programs(0)
+    g = groups - 1 - tl.program_id(0)
+    c = tl.program_id(1) * CT + tl.arange(0, CT)
+    in_c = c < C
+    first = g * group
+    last = tl.minimum(first + group, N)
+    TALL: tl.constexpr = (H + FH - 1) // FH
+    WIDE: tl.constexpr = (W + FW - 1) // FW
+    Q: tl.constexpr = FH * FW
+    if NORM:
+        mean = tl.load(moments + c, in_c, 0.0)
+        a = tl.load(gamma + c, in_c, 0.0).to(tl.float32)
+        a *= tl.rsqrt(tl.load(moments + C + c, in_c, 1.0) + eps)
+        shift = tl.load(beta + c, in_c, 0.0).to(tl.float32)
+    gate_slopes = ()
+    gate_intercepts = ()
+    for level in tl.static_range(L):
+        gate_mean = tl.load(gate_moments + level * C + c, in_c, 0.0)
+        gate_variance = tl.load(gate_moments + (L + level) * C + c, in_c, 1.0)
+        gate_slope, gate_intercept = affine(
+            c, in_c, gate_gammas[level], gate_betas[level], gate_mean, gate_variance, gate_eps
+        )
+        gate_slopes = gate_slopes + (gate_slope,)
+        gate_intercepts = gate_intercepts + (gate_intercept,)
+    all_plain = tl.zeros([CT], tl.float32)
+    all_crossed = tl.zeros([CT], tl.float32)
+    for start in range(first * Q, last * Q, CELLS):
+        cell = start + tl.arange(0, CELLS)
+        n, top, left, tall, wide = bounds_of(cell, last * Q, H, W, FH, FW)
+        at = place_of(n, top, left, c, XN, XC, XH, XW, BW, BIG)
+        added = tl.zeros([CELLS, BW, CT], tl.float32)
+        products = tl.zeros([CELLS, BW, CT], tl.float32)
+        for down in tl.range(TALL, num_stages=STAGES):
+            for across in tl.static_range(0, WIDE, BW):
+                mask = inside(tall, wide, down, across, in_c, BW, EVEN)
+                here = at + (down * XH + across * XW)
+                slope = tl.load(grad + here, mask, 0.0)
+                value = tl.load(x + here, mask, 0.0).to(tl.float32)
+                if RELU:
+                    slope = tl.where(tl.load(out + here, mask, 0.0) <= 0, 0.0, slope)
+                if WRITE:
+                    tl.store(behind + here, slope, mask)
+                if NORM:
+                    value -= mean[None, None, :]
+                    added += slope.to(tl.float32)
+                products += slope.to(tl.float32) * value
+        real = (cell < last * Q)[:, None] & in_c[None, :]
+        rows = cell[:, None] * C + c[None, :]
+        fine = tl.sum(products, 1)
+        if L > 0:
+            tl.store(crossed + rows, fine, real)
+            z = weights_of(
+                gates, gate_slopes, gate_intercepts, cell, n, N, c, C, real, FH, FW, DOWN, ACROSS,
+                ROWS_AT,
+            )  # fmt: skip
+            tl.store(weights + rows, z, real)
+            if NORM:
+                all_crossed += tl.sum(z * fine, 0)
+                fine = tl.sum(added, 1)
+                tl.store(plain + rows, fine, real)
+                all_plain += tl.sum(z * fine, 0)
+        else:
+            all_crossed += tl.sum(fine, 0)
+            all_plain += tl.sum(tl.sum(added, 1), 0)
+    if NORM:
+        tl.store(parts + (g * (L + 1) + L) * C + c, all_plain, in_c)
+        tl.store(parts + ((groups + g) * (L + 1) + L) * C + c, all_crossed, in_c)
+    if L > 0:
+        if not NORM:
+            a = tl.zeros([CT], tl.float32)
+            shift = a
+        gate_gradients(
+            crossed, plain, a, shift, gates, gate_moments, gate_gammas, gate_betas, gate_grads,
+            parts, first, last, g, groups, N, C, c, in_c, gate_eps, FH, FW, DOWN, ACROSS, ROWS_AT,
+            MEMBERS, REGIONS, NORM,
+        )  # fmt: skip
+
+
+@triton.jit
+def scatter(
+    behind,
+    out,
+    x,
+    grad_x,  # out
+    weights,
+    pool_grads,  # rows × C: gradients of each scale's means
+    moments,
+    gamma,
+    parts,  # 2 × groups × C: sums of the gradient in front of BN, and of its products with x
+    grad_gamma,  # out
+    grad_beta,  # out
+    N,
+    C,
+    XN,
+    XC,
+    XH,
+    XW,
+    groups,
+    eps,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    FH: tl.constexpr,
+    FW: tl.constexpr,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    CELLS: tl.constexpr,
+    BW: tl.constexpr,
+    CT: tl.constexpr,
+    STAGES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    EVEN: tl.constexpr,
+    BIG: tl.constexpr,
+    NORM: tl.constexpr,
+    RELU: tl.constexpr,  # `behind` is still in front of the relu
+):
+    L: tl.constexpr = len(DOWN)
+    c = tl.program_id(1) * CT + tl.arange(0, CT)
+    in_c = c < C
+    Q: tl.constexpr = FH * FW
+    if NORM:
+        # du = z·g + e;  dx = a·(du − mean(du) − x̂·mean(du·x̂)), with x̂ = (x − mean)·rstd
+        mean = tl.load(moments + c, in_c, 0.0)
+        rstd = tl.rsqrt(tl.load(moments + C + c, in_c, 1.0) + eps)
+        a = tl.load(gamma + c, in_c, 0.0).to(tl.float32) * rstd
+        added = sums_of(parts, C, c, in_c, groups, CHUNK)
+        crossed = sums_of(parts + groups * C, C, c, in_c, groups, CHUNK) * rstd
+        if tl.program_id(0) == 0:
+            tl.store(grad_beta + c, added, in_c)
+            tl.store(grad_gamma + c, crossed, in_c)
+        total = N * (H * W)
+        pull = (-a * rstd * crossed / total)[None, None, :]
+        push = a * added / total
+        centre = mean[None, None, :]
+    TALL: tl.constexpr = (H + FH - 1) // FH
+    WIDE: tl.constexpr = (W + FW - 1) // FW
+    cell_tiles = (N * Q + CELLS - 1) // CELLS
+    for cell_tile in range(tl.program_id(0), cell_tiles, tl.num_programs(0)):
+        cell = cell_tile * CELLS + tl.arange(0, CELLS)
+        n, top, left, tall, wide = bounds_of(cell, N * Q, H, W, FH, FW)
+        if L > 0:
+            real = (cell < N * Q)[:, None] & in_c[None, :]
+            slope = tl.load(weights + cell[:, None] * C + c[None, :], real, 0.0).to(tl.float32)
+            level_at = tl.zeros([CELLS, CT], tl.float32)
+            for level in tl.static_range(L):
+                region = region_of(cell % Q, FH, FW, DOWN[level], ACROSS[level])
+                row = N * ROWS_AT[level] + n * (DOWN[level] * ACROSS[level]) + region
+                share = 1.0 / area_of(region, DOWN[level], ACROSS[level], H, W)
+                pool_grad = tl.load(pool_grads + row[:, None] * C + c[None, :], real, 0.0)
+                level_at += pool_grad.to(tl.float32) * share[:, None]
+        else:
+            slope = tl.full([CELLS, CT], 1.0, tl.float32)
+            level_at = tl.zeros([CELLS, CT], tl.float32)
+        if NORM:
+            slope = slope * a[None, :]
+            level_at = level_at * a[None, :] - push[None, :]
+        at = place_of(n, top, left, c, XN, XC, XH, XW, BW, BIG)
+        for down in tl.range(TALL, num_stages=STAGES):
+            for across in tl.static_range(0, WIDE, BW):
+                mask = inside(tall, wide, down, across, in_c, BW, EVEN)
+                here = at + (down * XH + across * XW)
+                value = tl.load(behind + here, mask, 0.0).to(tl.float32)
+                if RELU:
+                    value = tl.where(tl.load(out + here, mask, 0.0) <= 0, 0.0, value)
+                value = value * slope[:, None, :] + level_at[:, None, :]
+                if NORM:
+                    value += (tl.load(x + here, mask, 0.0).to(tl.float32) - centre) * pull
+                tl.store(grad_x + here, value, mask)

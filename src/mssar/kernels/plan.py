@@ -1,0 +1,118 @@
+"""How work is cut into programs: sizes of tiles, and how many.  N batch, C channels, H W map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mssar.kernels.geometry import Geometry, power
+
+# The numbers below were found on an H200, by trying (LOG.md).
+CHANNELS = 64  # of a tile of a map, at most
+ELEMENTS = 2048  # of a tile of a map, at most
+WARPS_OF_MAPS = 2
+STAGES = 3  # rows of a tile that are on their way together
+GROUPED_STAGES = 5  # the same, for passes with fewer programs
+RESIDENT = 8  # programs a processor, for passes that need not keep a sample together
+KEPT = 1024  # sums that a program of the others keeps, at most, unless one sample has more
+SPAN = 512  # rows of a part of a weight's gradient, at most
+REGISTERS = 8192  # numbers read at once
+FEW = 8192  # parts' numbers that every reader may add up for itself
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A tile of a map is cells × columns × channels."""
+
+    channels: int
+    columns: int
+    blocks: int  # of channels
+    cells: int  # passes whose programs take tile after tile
+    stages: int
+    programs: int
+    group: int  # passes whose programs take a group of samples
+    groups: int
+    grouped_cells: int
+    grouped_stages: int
+    grouped_warps: int
+
+
+def plan(x: Tensor, geo: Geometry) -> Plan:
+    n, c, height, width = x.shape
+    processors = _processors(x.device)
+    channels = max(1, min(power(c), CHANNELS, 2 * REGISTERS // power(geo.cells)))
+    columns = min(power(-(-width // geo.fine[1])), 64)
+    tall = -(-height // geo.fine[0])
+    fit = max(1, ELEMENTS // (columns * channels))
+    blocks = -(-c // channels)
+    cells = min(fit, power(n * geo.cells))
+    while (
+        cells > 1
+        and cells * columns * channels > 1024
+        and -(-n * geo.cells // cells) * blocks < RESIDENT * processors // 2
+    ):
+        cells //= 2
+    tiles = -(-n * geo.cells // cells)
+    group = max(1, min(n * blocks // (4 * processors), n, KEPT // (power(geo.cells) * channels)))
+    groups = -(-n // group)
+    # Small maps with many programs: they hide each other's waiting, and barriers cost less.
+    alone = tall <= 4 and groups * blocks > 4 * processors
+    grouped = min(fit // 2 if alone else fit, power(group * geo.cells))
+    return Plan(
+        channels, columns, blocks,
+        cells, min(STAGES, tall), min(tiles, -(-RESIDENT * processors // blocks)),
+        group, groups, max(1, grouped), min(GROUPED_STAGES, tall), 1 if alone else WARPS_OF_MAPS,
+    )  # fmt: skip
+
+
+def _processors(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return 4  # the interpreter's programs come one after the other
+
+
+def members(geo: Geometry, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Fine cells of a region, at most, a grid; the next power of two."""
+    return tuple(power(-(-geo.fine[0] // grid[0]) * -(-geo.fine[1] // grid[1])) for grid in grids)
+
+
+def regions(grids: Sequence[tuple[int, ...]], group: int) -> tuple[int, ...]:
+    """Regions of a group of samples, a grid; the next power of two."""
+    return tuple(power(group * grid[0] * grid[1]) for grid in grids)
+
+
+def side(width: int, most: int = 64) -> int:
+    """A side of a tile of a product."""
+    return max(16, min(power(width), most))
+
+
+def chunk(parts: int, width: int) -> int:
+    """How many parts of so many numbers are read at once."""
+    return max(1, min(power(parts), REGISTERS // width))
+
+
+def span(rows: int, tiles: int) -> int:
+    """Rows of a part of a weight's gradient: parts enough for all processors, none too small."""
+    return max(128, min(SPAN, power(rows * tiles // 400)))
+
+
+@dataclass(frozen=True)
+class Products:
+    """How the branches' products are cut: rows of a tile, and warps."""
+
+    rows: int
+    warps: int
+    weight_warps: int
+
+
+def products(rows: int, channels: int) -> Products:
+    if channels >= 1024:
+        return Products(128, 4, 4)
+    if channels > 128:
+        return Products(64, 4, 4)
+    if rows > 4096:
+        return Products(64, 8 if channels <= 64 else 4, 8)
+    return Products(32, 4, 8)  # too few rows for all processors otherwise

@@ -1,0 +1,129 @@
+"""What the ops give and keep, by shape: all that is known without Triton.  N batch, C channels.
+
+L scales; J hidden channels of a branch; rows as in ``geometry``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mssar.kernels.geometry import Geometry, geometry
+
+COUNTERS = 2  # a tile of a weight: one for each of the two products
+LARGE = 128  # channels from which a copy of Ω₂ pays that can be read faster
+PER_SCALE = 6  # Ω₁, γ₁, β₁, Ω₂, γ₂, β₂
+
+
+class Epsilons(NamedTuple):
+    norm: float = 0.0
+    hidden: float = 0.0
+    gate: float = 0.0
+
+
+class Forward(NamedTuple):
+    """What the tail gives, and what its gradient needs."""
+
+    out: Tensor
+    moments: Tensor  # 2 × C
+    normal: Tensor  # rows × C: the scales' means behind BN, in front of its slope and intercept
+    hidden: Tensor  # rows × J, padded
+    hidden_moments: Tensor  # 2 × L × J, padded
+    gates: Tensor  # rows × C
+    gate_moments: Tensor  # 2 × L × C
+    counters: Tensor  # zeros, before and after every launch
+    packed: Tensor  # L × C × J, padded: Ω₂, where it is large
+
+
+def kept(x: Tensor) -> torch.dtype:
+    """What rows are kept in between launches."""
+    return torch.bfloat16 if x.dtype is torch.bfloat16 else torch.float32
+
+
+def buffers(x: Tensor, params: Sequence[Tensor], scales: Sequence[int], norm: bool) -> Forward:
+    """Their shapes."""
+    geo = grids(x, scales)
+    n, c = x.shape[:2]
+    levels, j = len(params) // PER_SCALE, -(-width(params) // 16) * 16
+    number = torch.float32
+    rows = n * geo.branch_rows if levels else 0, c
+    return Forward(
+        torch.empty_like(x),
+        x.new_empty((2, c if norm else 0), dtype=number),
+        x.new_empty(rows, dtype=kept(x)),
+        x.new_empty((rows[0], j), dtype=number),
+        x.new_empty((2, levels, j), dtype=number),
+        x.new_empty(rows, dtype=kept(x)),
+        x.new_empty((2, levels, c), dtype=number),
+        x.new_empty(COUNTERS * levels * (1 + c // 16) * (1 + j // 16), dtype=torch.int32),
+        x.new_empty((levels, c, j) if c >= LARGE else 0, dtype=kept(x)),
+    )
+
+
+def grids(x: Tensor, scales: Sequence[int]) -> Geometry:
+    height, width = x.shape[2:]
+    return geometry((int(height), int(width)), tuple(scales))
+
+
+class Backward(NamedTuple):
+    x: Tensor
+    shortcut: Tensor
+    gamma: Tensor
+    beta: Tensor
+    params: list[Tensor]
+
+
+def gradients(x: Tensor, gamma: Tensor | None, params: Sequence[Tensor], write: bool) -> Backward:
+    """Their shapes."""
+    one = x.new_empty(0) if gamma is None else gamma
+    return Backward(
+        torch.empty_like(x),
+        torch.empty_like(x) if write else x.new_empty(0),
+        torch.empty_like(one),
+        torch.empty_like(one),
+        [torch.empty_like(p) for p in params],
+    )
+
+
+def width(params: Sequence[Tensor]) -> int:
+    return int(params[0].shape[0]) if params else 0
+
+
+class Step(NamedTuple):
+    """What a dense step gives, and what its gradient needs.  K new channels, C so far."""
+
+    out: Tensor
+    rows: Tensor  # rows × (C + K); nothing where they are not carried on
+    normal: Tensor  # rows × C: the scales' means
+    hidden: Tensor  # rows × J, padded
+    hidden_moments: Tensor  # 2 × L × J, padded
+    gates: Tensor  # rows × K
+    gate_moments: Tensor  # 2 × L × K
+    fine: Tensor  # rows of cells × K: sums of what came in
+    counters: Tensor
+
+
+def step_buffers(
+    x: Tensor, rows: Tensor, params: Sequence[Tensor], scales: Sequence[int], carry: bool
+) -> Step:
+    """Their shapes."""
+    geo = grids(x, scales)
+    n, k = x.shape[:2]
+    c = rows.shape[1]
+    levels, j = len(params) // PER_SCALE, -(-width(params) // 16) * 16
+    number = torch.float32
+    counters = levels * (2 + k // 16 + c // 16) * (1 + j // 16)
+    return Step(
+        torch.empty_like(x),
+        rows.new_empty((rows.shape[0], c + k) if carry else 0),
+        x.new_empty((n * geo.branch_rows, c), dtype=kept(x)),
+        x.new_empty((n * geo.branch_rows, j), dtype=number),
+        x.new_empty((2, levels, j), dtype=number),
+        x.new_empty((n * geo.branch_rows, k), dtype=kept(x)),
+        x.new_empty((2, levels, k), dtype=number),
+        x.new_empty((n * geo.cells, k), dtype=number),
+        x.new_empty(counters, dtype=torch.int32),
+    )

@@ -1,0 +1,123 @@
+"""A block's tail in plain modules, which the kernels are held against, and how far apart they are.
+
+Run by Triton's interpreter without a CUDA device; see ``conftest``.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mssar import MSSAR
+from mssar.kernels import fused
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
+
+
+@dataclass(frozen=True)
+class Case:
+    channels: int = 12
+    size: tuple[int, int] = (8, 8)
+    batch: int = 4
+    scales: tuple[int, ...] = (1, 2, 4)  # none: no recalibration
+    norm: bool = True
+    shortcut: bool = True
+    relu: bool = True
+    layout: str = "channels last"
+
+    def __str__(self) -> str:
+        shape = "×".join(map(str, (self.batch, self.channels, *self.size)))
+        parts = [name for name in ("norm", "shortcut", "relu") if getattr(self, name)]
+        scales = ",".join(map(str, self.scales))
+        return " ".join([shape, f"scales={scales or 'none'}", *parts, self.layout])
+
+    def map(self) -> Tensor:
+        x = torch.randn(self.batch, self.channels, *self.size, device=DEVICE) + 0.5
+        return x.contiguous(memory_format=LAYOUTS[self.layout])
+
+    def maps(self) -> list[Tensor]:
+        """x, and the shortcut if there is one."""
+        return [self.map() for _ in range(1 + self.shortcut)]
+
+
+class Tail(nn.Module):
+    """``relu(layer(norm(x)) + shortcut)``, with numbers as after some training."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        c, scales = case.channels, case.scales
+        self.norm = nn.BatchNorm2d(c) if case.norm else None
+        self.layer = MSSAR(c, scales, backend="reference") if scales else None
+        self.relu = case.relu
+        self.to(DEVICE)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.BatchNorm2d):
+                # Large, so that BN of a few values is well-conditioned; each norm has its own.
+                module.eps = {"norm": 1e-3, "norm1": 1e-2, "norm2": 3e-2}[name.split(".")[-1]]
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.normal_(module.bias, std=0.3)
+                nn.init.normal_(module.running_mean, std=0.3)
+                nn.init.uniform_(module.running_var, 0.5, 2.0)
+
+    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """As PyTorch has it."""
+        for module in (self.norm, self.layer):
+            x = x if module is None else module(x)
+        x = x if shortcut is None else x + shortcut
+        return x.relu() if self.relu else x
+
+    def kernels(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        assert fused.obstacle(self.layer, self.norm) is None
+        assert fused.fits(x, self.layer, self.norm, shortcut)
+        return fused.run(x, self.layer, self.norm, shortcut, relu=self.relu)
+
+    def names(self, inputs: list[Tensor]) -> list[str]:
+        """Of what :func:`differentiated` gives."""
+        return ["out", *("x", "shortcut")[: len(inputs)], *(n for n, _ in self.named_parameters())]
+
+
+def differentiated(
+    call: Callable[..., Tensor], inputs: list[Tensor], module: nn.Module, probe: Tensor
+) -> list[Tensor]:
+    """The output and every gradient."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    y = call(*inputs)
+    grads = torch.autograd.grad(y, [*inputs, *module.parameters()], probe.to(y.dtype))
+    return [y.detach(), *grads]
+
+
+def exactly(tail: Tail, inputs: list[Tensor], probe: Tensor) -> list[Tensor]:
+    """The same in float64; and what that leaves in ``tail``'s running statistics."""
+    wide = copy.deepcopy(tail).double()
+    return differentiated(wide, [x.double() for x in inputs], wide, probe.double())
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """Of the expected tensor's norm."""
+    assert found.shape == expected.shape
+    found, expected = found.detach().double(), expected.detach().double()
+    return float((found - expected).norm() / expected.norm())
+
+
+def worst(found: list[Tensor], expected: list[Tensor], names: list[str]) -> tuple[float, str]:
+    pairs = zip(found, expected, names, strict=True)
+    return max((apart(ours, theirs), name) for ours, theirs, name in pairs)
+
+
+class Launched(TorchDispatchMode):
+    """Which of this package's ops are called meanwhile."""
+
+    def __enter__(self) -> list[str]:
+        super().__enter__()
+        self.names: list[str] = []
+        return self.names
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        namespace, _, name = func.name().partition("::")
+        if namespace == "mssar":
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,207 @@
+"""The benchmark of what recalibration costs: its table, its records, and what it compares."""
+
+import importlib
+import json
+import re
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import mssar
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+TINY = ["--net", "resnet8", "--batch", "2", "--size", "8", "--seconds", "0", "--rounds", "3"]
+
+
+@pytest.fixture
+def script(monkeypatch) -> Iterator[types.ModuleType]:
+    """The script as a module; what it sets for its own process is taken back."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    yield importlib.import_module("overhead")
+    for name in ("overhead", "peers"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def overhead(script, monkeypatch) -> types.ModuleType:
+    """On a CPU, wherever the tests run."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return script
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The table's cells by variant."""
+    lines = text.split("\n\n", 1)[-1].splitlines()
+    head = next(i for i, line in enumerate(lines) if line.split()[:1] == ["ms"])
+    found = (line.replace(" %", "%").split() for line in lines[head + 1 :])
+    return {cells[0]: cells[1:] for cells in found}
+
+
+@pytest.mark.parametrize("train", [[], ["--train"]], ids=["inference", "training"])
+def test_a_row_and_a_record_a_variant(overhead, capsys, tmp_path, train):
+    file = tmp_path / "overhead.jsonl"
+    asked = ["--variants", "obvious,none,mssar", "--json", str(file)]
+    assert overhead.main([*TINY, *train, *asked]) == 0
+    said = capsys.readouterr()
+    table = rows(said.out)
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert list(table) == [r["variant"] for r in records] == ["obvious", "none", "mssar"]
+    middle = {r["variant"]: r["median_ms"] for r in records}
+    for r in records:
+        ms, low, high, cost = table[r["variant"]]
+        assert 0 < r["p20_ms"] <= r["median_ms"] <= r["p80_ms"]
+        assert r["cost"] == pytest.approx(r["median_ms"] / middle["none"] - 1)
+        assert (ms, low, high) == tuple(f"{r[k]:.3f}" for k in ("median_ms", "p20_ms", "p80_ms"))
+        assert cost == f"{100 * r['cost']:+.1f}%"
+        assert (r["net"], r["batch"], r["size"], r["train"]) == ("resnet8", 2, 8, bool(train))
+        assert (r["mode"], r["device"], r["rounds"], r["peak_bytes"]) == ("eager", "cpu", 3, None)
+        assert r["torch"] == torch.__version__
+        assert r["source"].startswith("sha256:")
+    assert len(re.findall(r"ready in [\d.]+ s", said.err)) == 3
+    overhead.main([*TINY, "--variants", "none", "--json", str(file)])
+    assert len(file.read_text().splitlines()) == 4, "records are appended"
+
+
+def test_costs_are_over_the_faster_network_without_recalibration(overhead, capsys):
+    work = replace(overhead.WORKLOADS["resnet18-train"], device="cpu")  # whose name is shown
+    times = {"none": [10.0, 20.0, 12.0], "none-fused": [11.0, 10.0, 9.0], "mssar": [10.2] * 3}
+    peaks = {"none": 100, "none-fused": 90, "mssar": 106}
+    made = {name: overhead.Ready(lambda: None, peak) for name, peak in peaks.items()}
+    found = {r["variant"]: r for r in overhead.summary(work, made, times)}
+    assert [found[name]["cost"] for name in times] == pytest.approx([0.2, 0.0, 0.02])
+    assert [found[name]["memory"] for name in times] == pytest.approx([0.0, -0.1, 0.06])
+    overhead.show(work, list(found.values()))
+    said = capsys.readouterr().out
+    assert "mssar: time +2.0 %  goal +3 %: met" in said
+    assert "mssar: memory +6.0 %  goal +5 %: missed" in said
+
+
+def test_without_a_network_to_compare_with_there_is_no_cost(overhead, capsys):
+    assert overhead.main([*TINY, "--variants", "mssar"]) == 0
+    assert len(rows(capsys.readouterr().out)["mssar"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (["--variants", "none,sse"], "no variant 'sse'; there are none, none-fused, timm-se"),
+        (["--workload", "resnet19-train"], "no workload 'resnet19-train'; there are all, resnet18"),
+        (["--workload", "resnet18-train"], "resnet18-train needs a CUDA device"),
+        (["--workload", "resnet18-cpu", "--batch", "2"], "for a workload without a name"),
+        (["--mode", "graph"], "a CPU has no graphs"),
+        (["--op"], "--op needs a CUDA device"),
+    ],
+)
+def test_what_cannot_be_is_refused(overhead, capsys, asked, reason):
+    with pytest.raises(SystemExit) as stopped:
+        overhead.main(asked)
+    assert stopped.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_what_is_missing_is_left_out_and_what_fails_is_told(overhead, capsys, monkeypatch):
+    def broken(*_):
+        raise torch.OutOfMemoryError("too large\nby far")
+
+    monkeypatch.setitem(overhead.VARIANTS, "obvious", broken)
+    variants = "none,none-fused,obvious,mssar"
+    assert overhead.main([*TINY, "--variants", variants]) == 1
+    said = capsys.readouterr().out
+    assert "resnet8: none-fused left out: fused kernels need a CUDA device and Triton\n" in said
+    assert "resnet8: obvious failed: OutOfMemoryError: too large\n" in said
+    assert list(rows(said)) == ["none", "mssar"]
+
+
+def test_timm_is_not_needed(overhead, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert overhead.main([*TINY, "--variants", "none,timm-se"]) == 0
+    assert "resnet8: timm-se left out: timm is not installed\n" in capsys.readouterr().out
+
+
+def test_variants_take_turns(overhead):
+    order = []
+    steps = {name: lambda name=name: order.append(name) for name in "abc"}
+    times = overhead.in_turns(steps, torch.device("cpu"), 0, 4)
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab" + "abc"  # the first is not counted
+    assert {name: len(taken) for name, taken in times.items()} == dict.fromkeys("abc", 4)
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("reduction", [1, 16])
+@pytest.mark.usefixtures("script")
+def test_the_obvious_layer_is_the_layer(reduction, train):
+    layer = mssar.MSSAR(96, reduction=reduction, dtype=torch.float64).train(train)
+    other = sys.modules["peers"].Obvious(96, reduction=reduction).double().train(train)
+    with torch.no_grad():
+        for tensor in layer.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.uniform_(0.5, 1.5)
+        for old, new in zip(layer.state_dict().values(), other.state_dict().values(), strict=True):
+            new.copy_(old)
+    x = torch.randn(3, 96, 8, 8, dtype=torch.float64)
+    assert_close(other(x), layer(x))
+
+
+@pytest.mark.parametrize(("net", "kept"), [("resnext50", 16), ("resnet18", 1)])
+def test_the_obvious_network_has_as_many_parameters(overhead, net, kept):
+    made = overhead.VARIANTS["obvious"](net, torch.device("cpu"))
+    count = sum(p.numel() for p in made.parameters())
+    assert count == sum(p.numel() for p in mssar.create_model(net, "mssar").parameters())
+    first = next(m for m in made.modules() if type(m).__name__ == "Obvious")
+    assert first.branches[0][0].out_channels == first.branches[0][0].in_channels // (3 * kept)
+
+
+def test_every_goal_is_there(overhead):
+    goals = {name: work.goal for name, work in overhead.WORKLOADS.items()}
+    for name, goal in goals.items():
+        net, what = name.split("-")
+        small = net in ("resnet20", "resnet56", "densenet100")
+        assert goal == (0.1 if small else {"train": 0.03, "infer": 0.02, "cpu": 0.03}[what])
+    assert len(goals) == 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["none", "none-fused", "obvious", "mssar"])
+@pytest.mark.usefixtures("script")
+def test_a_graphs_replay_is_a_step(variant):
+    """It fills the gradients again, with those that a step makes."""
+    peers = sys.modules["peers"]
+    device = torch.device("cuda")
+    work = peers.Workload("tiny", "resnet8", 8, 32, True, "graph")
+    with peers.lane(device):
+        x = torch.randn(8, 3, 32, 32, device=device)
+        data = (x.contiguous(memory_format=torch.channels_last), torch.arange(8, device=device))
+        model = peers.VARIANTS[variant]("resnet8", device).to(device).train()
+        step = peers.step_of(model, work, data)
+        for _ in range(3):
+            step()
+        wanted = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad(set_to_none=True)
+        replay = peers.captured(step, torch.cuda.graph_pool_handle())
+        for p in model.parameters():
+            p.grad.fill_(float("nan"))
+        replay()
+        torch.cuda.synchronize()
+    for p, grad in zip(model.parameters(), wanted, strict=True):
+        assert_close(p.grad, grad, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_on_a_gpu_memory_is_measured(script, capsys, tmp_path, mode):
+    file = tmp_path / "overhead.jsonl"
+    asked = ["--train", "--mode", mode, "--variants", "none,none-fused,mssar", "--json", str(file)]
+    assert script.main([*TINY[:2], "--batch", "64", *TINY[6:], *asked]) == 0
+    table = rows(capsys.readouterr().out)
+    for line in file.read_text().splitlines():
+        r = json.loads(line)
+        weights = sum(p.numel() for p in mssar.create_model("resnet8").parameters())
+        assert r["peak_bytes"] > 2 * 4 * weights
+        assert table[r["variant"]][4] == f"{r['peak_bytes'] / 2**20:.0f}"

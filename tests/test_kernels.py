@@ -1,0 +1,294 @@
+"""The kernels of a block's tail: every number and every gradient as plain modules have them.
+
+The modules compute in float64 what is expected. How far the kernels may be from that is said by
+how far the same modules are from it in the kernels' own type.
+"""
+
+import copy
+
+import pytest
+import torch
+from tails import DEVICE, LAYOUTS, Case, Launched, Tail, apart, differentiated, exactly, worst
+
+pytest.importorskip("triton")
+
+# What may be added to three times the modules' own distance. The interpreter cuts bfloat16 off
+# where a GPU rounds.
+SLACK = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 1e-3}
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def _exact_products(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def assert_as_good(tail, inputs, probe=None):
+    """As near to float64 as plain modules come, the output and each gradient by itself."""
+    dtype = inputs[0].dtype
+    probe = torch.randn_like(inputs[0]) if probe is None else probe
+    expected = exactly(tail, inputs, probe)
+    with torch.autocast(DEVICE, dtype, enabled=dtype is not torch.float32):
+        theirs = differentiated(tail, inputs, tail, probe)
+        ours = differentiated(tail.kernels, inputs, tail, probe)
+    for name, a, b, c in zip(tail.names(inputs), ours, theirs, expected, strict=True):
+        assert a.dtype is b.dtype, name
+        assert apart(a, c) <= SLACK[dtype] + 3 * apart(b, c), name
+    dense = torch.empty_like(inputs[0]).stride()
+    assert ours[0].stride() == ours[1].stride() == dense
+
+
+CASES = [
+    Case(),
+    Case(layout="contiguous"),
+    Case(5, (7, 7)),  # one hidden channel
+    Case(24, (9, 5)),
+    Case(24, (9, 5), layout="contiguous"),
+    Case(70, (14, 14), scales=(1, 4)),  # two tiles of channels
+    Case(140, (2, 3), layout="contiguous"),  # weights that are copied first
+    Case(size=(3, 2)),  # fewer rows than regions
+    Case(size=(1, 1), batch=6),
+    Case(size=(1, 1), batch=6, norm=False, layout="contiguous"),
+    Case(size=(2, 33)),
+    Case(size=(2, 2), batch=40, scales=(1, 2)),  # groups of samples, tiles of rows
+    Case(size=(2, 1), batch=41, scales=(1,), norm=False),
+    Case(scales=(1,)),
+    Case(scales=(2, 3), size=(7, 7)),
+    Case(scales=(4, 1), norm=False, relu=False),
+    Case(scales=(8,), size=(9, 8)),
+    Case(norm=False, shortcut=False, relu=False),  # MSSAR alone
+    Case(norm=False),
+    Case(shortcut=False),
+    Case(relu=False),
+    Case(shortcut=False, relu=False, scales=(2,)),
+    Case(scales=()),
+    Case(70, (7, 7), scales=(), layout="contiguous"),
+    Case(scales=(), shortcut=False),
+    Case(scales=(), relu=False),
+    Case(scales=(), shortcut=False, relu=False, batch=40, size=(3, 2)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_training_step_is_the_modules(case):
+    assert_as_good(Tail(case), case.maps())
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [Case(24, (9, 5), layout="contiguous"), Case(scales=()), Case(140, (2, 2), scales=(1, 2))],
+    ids=str,
+)
+def test_half_types_with_parameters_in_float32(case, dtype):
+    assert_as_good(Tail(case), [x.to(dtype) for x in case.maps()])
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_parameters_in_half_types_too(dtype):
+    case = Case()
+    assert_as_good(Tail(case).to(dtype), [x.to(dtype) for x in case.maps()])
+
+
+def test_a_float32_map_under_autocast():
+    """The products are taken in bfloat16 on a GPU; the map, and all else, stays as it is."""
+    case = Case(norm=False, shortcut=False, relu=False)
+    tail, x = Tail(case), case.map()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        y = tail.kernels(x)
+    assert y.dtype is torch.float32
+    assert apart(y, copy.deepcopy(tail).double()(x.double())) < 1e-2
+
+
+STRIDES = {
+    "channels left out": lambda x: x.repeat(1, 2, 1, 1)[:, ::2],
+    "an edge left out": lambda x: torch.nn.functional.pad(x, (1, 2, 0, 1))[:, :, :-1, 1:-2],
+    "rows and columns swapped": lambda x: x.transpose(2, 3),
+    "expanded": lambda x: x[:, :1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("strides", list(STRIDES)[:3])
+def test_an_input_of_any_strides(strides, layout):
+    case = Case(scales=(2,), layout=layout)
+    x, shortcut = case.maps()
+    assert_as_good(Tail(case), [STRIDES[strides](x), shortcut])
+
+
+@pytest.mark.parametrize("strides", ["other layout", *STRIDES])
+def test_a_shortcut_and_a_gradient_of_any_strides(strides):
+    case = Case(scales=(2,))
+    turn = STRIDES.get(strides, torch.Tensor.contiguous)
+    x, shortcut, probe = case.map(), turn(case.map()), turn(case.map())
+    assert x.stride() != shortcut.stride()
+    assert_as_good(Tail(case), [x, shortcut], probe)
+
+
+def test_the_gradient_of_a_sum():
+    """One number, expanded."""
+    case = Case(scales=(2,))
+    tail, (x, shortcut) = Tail(case), case.maps()
+    assert_as_good(tail, [x, shortcut], torch.ones((), device=DEVICE).expand_as(x))
+    x.requires_grad_()
+    (found,) = torch.autograd.grad(tail.kernels(x, shortcut).sum(), x)
+    (expected,) = torch.autograd.grad(tail.kernels(x, shortcut), x, torch.ones_like(x))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("relu", [True, False])
+def test_gradients_of_some_inputs_only(relu):
+    case = Case(relu=relu, scales=(2,))
+    tail, inputs = Tail(case), case.maps()
+    probe = torch.randn_like(inputs[0])
+    expected = dict(zip(tail.names(inputs), exactly(tail, inputs, probe), strict=True))
+    for wanted in (["x"], ["shortcut"], ["norm.weight", "layer.branches.0.expand.weight"]):
+        named = dict(zip(("x", "shortcut"), (x.detach() for x in inputs), strict=True))
+        named |= dict(tail.named_parameters())
+        for name, value in named.items():
+            value.requires_grad_(name in wanted)
+        y = tail.kernels(named["x"], named["shortcut"])
+        found = torch.autograd.grad(y, [named[name] for name in wanted], probe)
+        assert worst(found, [expected[name] for name in wanted], wanted)[0] < 1e-5
+
+
+@pytest.mark.parametrize("case", [Case(), Case(scales=()), Case(batch=20, scales=())], ids=str)
+def test_a_mean_far_from_zero_does_not_drown_the_variance(case):
+    """Squares about 0 would leave nothing of it: 1000² and 1 are 20 bits apart, as is a float32."""
+    tail, inputs = Tail(case), case.maps()
+    inputs[0] += 1000
+    probe = torch.randn_like(inputs[0])
+    tail.norm.momentum = 1.0
+    expected = exactly(tail, inputs, probe)
+    found = differentiated(tail.kernels, inputs, tail, probe)
+    assert apart(found[0], expected[0]) < 3e-4
+    if not case.scales:  # hidden channels near 0 come out on its other side
+        assert worst(found, expected, tail.names(inputs))[0] < 3e-4
+    assert apart(tail.norm.running_var, inputs[0].double().var((0, 2, 3))) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        Case(layout="contiguous"),
+        Case(140, (7, 7), 2, scales=(1,)),
+        Case(size=(1, 1), batch=1),
+        Case(size=(9, 5), batch=1, scales=(2, 3), norm=False),
+        Case(size=(2, 2), batch=40, shortcut=False),
+        Case(scales=(), layout="contiguous"),
+    ],
+    ids=str,
+)
+def test_evaluation_is_the_modules(case):
+    tail, inputs = Tail(case).eval(), case.maps()
+    before = copy.deepcopy(tail.state_dict())
+    with torch.inference_mode():
+        found = tail.kernels(*inputs)
+    assert found.stride() == inputs[0].stride()
+    assert apart(found, copy.deepcopy(tail).double()(*(x.double() for x in inputs))) < 1e-6
+    for name, value in tail.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_evaluation_in_half_types(dtype):
+    case = Case(24, (9, 5), scales=(1, 2))
+    tail, inputs = Tail(case).eval(), [x.to(dtype) for x in case.maps()]
+    expected = copy.deepcopy(tail).double()(*(x.double() for x in inputs))
+    with torch.inference_mode(), torch.autocast(DEVICE, dtype):
+        ours, theirs = tail.kernels(*inputs), tail(*inputs)
+    assert ours.dtype is dtype
+    assert apart(ours, expected) <= SLACK[dtype] + 3 * apart(theirs, expected)
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_what_is_not_a_number_goes_where_it_goes_in_the_modules(value, train):
+    case = Case()
+    tail, inputs = Tail(case).train(train), case.maps()
+    inputs[0][1, 3, 2, 2] = float(value)
+    with torch.no_grad():
+        expected, found = copy.deepcopy(tail)(*inputs), tail.kernels(*inputs)
+    assert not expected.isfinite().all()
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("case", [Case(), Case(140, (1, 2), scales=(1,))], ids=str)
+def test_the_same_bits_whatever_memory_held(case):
+    """Twice the same; and with memory that is new filled with NaN, as torch does when asked."""
+    tail, inputs = Tail(case), case.maps()
+    probe = torch.randn_like(inputs[0])
+    first, second = (differentiated(tail.kernels, inputs, tail, probe) for _ in range(2))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        third = differentiated(tail.kernels, inputs, tail, probe)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, a, b, c in zip(tail.names(inputs), first, second, third, strict=True):
+        assert torch.equal(a, b), name
+        assert torch.equal(a, c), name
+
+
+class Arguments(Launched):
+    """What the ops are called with."""
+
+    def __enter__(self):
+        super().__enter__()
+        self.seen = {}
+        return self.seen
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "mssar":
+            self.seen[func] = args
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def test_they_are_sound_ops(monkeypatch):
+    jaxtyping = pytest.importorskip("jaxtyping")  # its checks do not know shapes that vary
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    # 16 hidden channels: what lies between narrower rows in memory may be anything.
+    case = Case(16, (2, 1), scales=(1,))
+    tail, inputs = Tail(case), case.maps()
+    with Arguments() as seen:
+        tail.kernels(inputs[0].requires_grad_(), inputs[1]).sum().backward()
+    with torch.no_grad(), Arguments() as more:
+        tail.eval().kernels(*inputs)
+    seen |= more
+    names = ["tail", "track", "tail_backward", "tail_eval"]
+    assert list(seen) == [getattr(torch.ops.mssar, name).default for name in names]
+    for op, arguments in seen.items():
+        leaves, shape = torch.utils._pytree.tree_flatten(arguments)
+        leaves = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
+        if op is torch.ops.mssar.tail.default:
+            for leaf in leaves:
+                if isinstance(leaf, torch.Tensor):
+                    leaf.requires_grad_()
+        torch.library.opcheck(op, torch.utils._pytree.tree_unflatten(leaves, shape))
+
+
+def test_the_plain_modules_have_the_gradients_of_their_outputs():
+    """What everything here is held against."""
+    case = Case(5, (3, 4), 3)
+    tail = Tail(case).double()
+    inputs = [x.double().requires_grad_() for x in case.maps()]
+
+    def call(x, shortcut, *_):
+        return tail(x, shortcut)
+
+    assert torch.autograd.gradcheck(call, (*inputs, *tail.parameters()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", SLACK, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "case",
+    [Case(256, (14, 14), 64), Case(64, (56, 56), 16), Case(512, (7, 7), 33), Case(64, (33, 17), 5)],
+    ids=str,
+)
+def test_large_maps(case, layout, dtype):
+    case = Case(**{**vars(case), "layout": layout})
+    assert_as_good(Tail(case), [x.to(dtype) for x in case.maps()])
