@@ -93,6 +93,8 @@ class MSSAR(nn.Module):
     ``MSSAR(channels, scales=(1,))`` is Squeeze-and-Excitation with batch normalisation.
     """
 
+    backend: str = "auto"  # of modules that were pickled before there was a choice
+
     def __init__(
         self,
         channels: int,

@@ -19,6 +19,7 @@ from mssar.kernels.common import (
     one_of,
     pointer_of,
     product,
+    relu,
     scale_of,
 )
 
@@ -173,7 +174,7 @@ def expand(
         mean = tl.load(hidden_moments + scale * JS + j, in_j, 0.0)
         variance = tl.load(hidden_moments + (L + scale) * JS + j, in_j, 1.0)
         a, b = affine(j, in_j, gamma, beta, mean, variance, eps)
-        h = tl.maximum(h * a[None, :] + b[None, :], 0.0)
+        h = relu(h * a[None, :] + b[None, :])
         h = tl.where(in_r[:, None] & in_j[None, :], h, 0.0)
         acc = product(h, w, acc, PRECISION)
     mask = in_r[:, None] & in_c[None, :]
@@ -251,7 +252,7 @@ def evaluate(
     gamma_j = pointer_of(hidden_gammas, scale, L)
     beta_j = pointer_of(hidden_betas, scale, L)
     slope, intercept = affine(j, in_j, gamma_j, beta_j, mean_j, variance_j, hidden_eps)
-    h = tl.maximum(acc * slope[None, :] + intercept[None, :], 0.0)
+    h = relu(acc * slope[None, :] + intercept[None, :])
     h = tl.where(in_j[None, :], h, 0.0)
     expanded = pointer_of(expands, scale, L)
     for start in range(tl.program_id(1) * BC, C, BC * tl.num_programs(1)):

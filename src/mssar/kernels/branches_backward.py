@@ -17,6 +17,7 @@ from mssar.kernels.common import (
     one_of,
     pointer_of,
     product,
+    relu,
     scale_of,
     sums_of,
 )
@@ -101,7 +102,7 @@ def _expand_backward_tile(
         hidden, hidden_moments, hidden_gammas, hidden_betas, scale, at_j, mask_j, valid, j, in_j,
         JS, L, hidden_eps,
     )  # fmt: skip
-    acc = tl.where(valid & (normal * a[None, :] + b[None, :] > 0), acc, 0.0)
+    acc = tl.where(valid & ~(normal * a[None, :] + b[None, :] <= 0), acc, 0.0)
     tl.store(hidden_grads + at_j, acc, mask_j)
     tl.store(hidden_parts + tile * JS + j, tl.sum(acc, 0), in_j)
     tl.store(hidden_parts + (all_tiles + tile) * JS + j, tl.sum(acc * normal, 0), in_j)
@@ -314,7 +315,7 @@ def _expand_weights(
         grad = tl.load(gate_slopes + (before + r)[:, None] * C + c[None, :], mask, 0.0)
         at = (before + r)[:, None] * JS + j[None, :]
         h = tl.load(hidden + at, in_r[:, None] & (j < JS)[None, :], 0.0)
-        h = tl.maximum(h * a[None, :] + b[None, :], 0.0)
+        h = relu(h * a[None, :] + b[None, :])
         h = tl.where(in_r[:, None] & in_j[None, :], h, 0.0)
         acc = product(tl.trans(grad), h, acc, PRECISION)
     at = c[:, None] * JS + j[None, :]

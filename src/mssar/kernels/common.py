@@ -97,6 +97,12 @@ def affine(c, in_c, gamma, beta, mean, variance, eps):
 
 
 @triton.jit
+def relu(x):
+    """As PyTorch has it: what is not a number stays that."""
+    return tl.where(x < 0, 0.0, x)
+
+
+@triton.jit
 def product(a, b, acc, PRECISION: tl.constexpr):
     """``acc + a @ b``, summed in float32."""
     if PRECISION == "bf16":

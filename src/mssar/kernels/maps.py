@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from mssar.kernels.cells import bounds_of, cells_in, inside, place_of, weights_of
-from mssar.kernels.common import affine, moments_of, sums_of
+from mssar.kernels.common import affine, moments_of, relu, sums_of
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def sums(
         away_all = total - count * tl.reshape(shift, [CT])
         squared = tl.sum(tl.sum(squares, 1), 0) - away_all * away_all / count
         tl.store(parts + g * C + c, total, in_c)
-        tl.store(parts + (groups + g) * C + c, tl.maximum(squared, 0.0), in_c)
+        tl.store(parts + (groups + g) * C + c, relu(squared), in_c)
     if len(LEVELS) > 0:
         tl.debug_barrier()  # the rows just written are read back, by other threads
         coarse = ()
@@ -209,7 +209,7 @@ def apply(
                 if SHORTCUT:
                     value += tl.load(shortcut + here, mask, 0.0).to(tl.float32)
                 if RELU:
-                    value = tl.where(value < 0, 0.0, value)  # a NaN stays one
+                    value = relu(value)
                 tl.store(out + here, value, mask)
 
 
