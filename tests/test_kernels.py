@@ -191,6 +191,16 @@ def test_evaluation_is_the_modules(case):
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.parametrize("norm", [True, False])
+def test_evaluation_with_many_hidden_channels(norm):
+    """Too many for one program: the branches take two launches."""
+    case = Case(280, (3, 2), scales=(1,), batch=2, norm=norm)
+    tail, inputs = Tail(case).eval(), case.maps()
+    with torch.inference_mode():
+        ours, theirs = tail.kernels(*inputs), tail(*inputs)
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_evaluation_in_half_types(dtype):
     case = Case(24, (9, 5), scales=(1, 2))

@@ -65,6 +65,7 @@ def reduce(
     CHUNK: tl.constexpr,
     TILES: tl.constexpr,
     NORM: tl.constexpr,
+    STATISTICS: tl.constexpr,  # the batch's; else nobody asks for them
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
@@ -105,14 +106,15 @@ def reduce(
     mask = in_r[:, None] & in_j[None, :]
     in_js = j < JS  # zeros in what pads a row
     tl.store(hidden + (before + r)[:, None] * JS + j[None, :], acc, in_r[:, None] & in_js[None, :])
-    held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
-    _keep_parts(hidden_parts, tl.num_programs(0), tile, JS, j, in_j, acc, mask, held)
-    if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
-        of = hidden_parts + first * JS
-        between = tl.num_programs(0) * JS
-        mean_j, variance_j = moments_of(of, of + between, JS, j, in_j, tiles, BM, rows, TILES)
-        tl.store(hidden_moments + scale * JS + j, mean_j, in_js)
-        tl.store(hidden_moments + (L + scale) * JS + j, variance_j, in_js)
+    if STATISTICS:
+        held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
+        _keep_parts(hidden_parts, tl.num_programs(0), tile, JS, j, in_j, acc, mask, held)
+        if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
+            of = hidden_parts + first * JS
+            between = tl.num_programs(0) * JS
+            mean_j, variance_j = moments_of(of, of + between, JS, j, in_j, tiles, BM, rows, TILES)
+            tl.store(hidden_moments + scale * JS + j, mean_j, in_js)
+            tl.store(hidden_moments + (L + scale) * JS + j, variance_j, in_js)
 
 
 @triton.jit
@@ -151,6 +153,7 @@ def expand(
     BC: tl.constexpr,
     BK: tl.constexpr,
     TILES: tl.constexpr,
+    STATISTICS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
@@ -179,13 +182,16 @@ def expand(
         acc = product(h, w, acc, PRECISION)
     mask = in_r[:, None] & in_c[None, :]
     tl.store(gates + (before + r)[:, None] * C + c[None, :], acc, mask)
-    held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
-    _keep_parts(gate_parts, all_tiles, tile, C, c, in_c, acc, mask, held)
-    if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
-        of = gate_parts + first * C
-        mean_c, variance_c = moments_of(of, of + all_tiles * C, C, c, in_c, tiles, BM, rows, TILES)
-        tl.store(gate_moments + scale * C + c, mean_c, in_c)
-        tl.store(gate_moments + (L + scale) * C + c, variance_c, in_c)
+    if STATISTICS:
+        held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
+        _keep_parts(gate_parts, all_tiles, tile, C, c, in_c, acc, mask, held)
+        if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
+            of = gate_parts + first * C
+            mean_c, variance_c = moments_of(
+                of, of + all_tiles * C, C, c, in_c, tiles, BM, rows, TILES
+            )
+            tl.store(gate_moments + scale * C + c, mean_c, in_c)
+            tl.store(gate_moments + (L + scale) * C + c, variance_c, in_c)
 
 
 @triton.jit

@@ -411,6 +411,6 @@ def weights(
     else:
         _reduce_weights(
             pid - programs, hidden_slopes, normal, gamma, reduce_grads,
-            work + splits.to(tl.int64) * C * JS, counters + tiles, N, CX, J, JS, DOWN, ACROSS,
+            work + splits * C * JS, counters + tiles, N, CX, J, JS, DOWN, ACROSS,
             ROWS_AT, SPAN, WX, WJ, WR, NORM, PRECISION,
         )  # fmt: skip

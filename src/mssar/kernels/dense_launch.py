@@ -79,7 +79,7 @@ def forward(
     made.counters.zero_()
     reduces, gammas, betas, expands, _, _ = task.split(params)
     nothing = rows.new_empty(0)
-    common = dict(task.grid(), **task.product(), BM=cut.rows, num_warps=cut.warps)
+    common = dict(task.grid(), **task.product(), BM=cut.rows, STATISTICS=True, num_warps=cut.warps)
     branches.reduce[(count, -(-j // side(j)))](
         rows, nothing, nothing, None, None, reduces, made.normal, made.hidden, hidden_parts,
         made.hidden_moments, made.counters, n, c, j, js, 1, n, 0.0,

@@ -6,7 +6,7 @@ What stands in the way is said in words (``obstacle``), so that a printed networ
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,26 +15,11 @@ import mssar.kernels.dense_ops
 import mssar.kernels.ops  # noqa: F401  (both register them)
 from mssar.coordinates import Regional
 from mssar.kernels.geometry import FINEST, finest, region_grids
-from mssar.scales import Nested, Separate
 
-
-@runtime_checkable
-class Branch(Protocol):
-    reduce: nn.Conv2d
-    norm1: nn.BatchNorm2d
-    expand: nn.Conv2d
-    norm2: nn.BatchNorm2d
-
-
-@runtime_checkable
-class Layer(Protocol):
-    """What is asked of an MSSAR here."""
-
-    channels: int
-    scales: tuple[int, ...]
-    sets: Nested | Separate
-    context_channels: int | None
-    branches: nn.ModuleList
+# MSSAR stands above this module. It has channels, scales, sets, context_channels and branches;
+# each of those has reduce, norm1, expand and norm2.
+Layer: TypeAlias = Any
+Branch: TypeAlias = Any
 
 
 def obstacle(layer: Layer | None, norm: nn.Module | None = None) -> str | None:
@@ -57,7 +42,7 @@ def obstacle(layer: Layer | None, norm: nn.Module | None = None) -> str | None:
         for product, shape in ((branch.reduce, (j, seen, 1, 1)), (branch.expand, (c, j, 1, 1))):
             if not is_product(product, shape) or branch.norm2.num_features != c:
                 return f"in a branch, {_called(product)} is no plain product"
-        if hooked(cast("nn.Module", branch)):
+        if hooked(branch):
             return "a branch has hooks"
     if len({branch.norm1.num_features for branch in branches}) > 1:
         return "the branches differ in width"
@@ -66,7 +51,7 @@ def obstacle(layer: Layer | None, norm: nn.Module | None = None) -> str | None:
 
 
 def _branches(layer: Layer | None) -> list[Branch]:
-    return [] if layer is None else cast("list[Branch]", list(layer.branches))
+    return [] if layer is None else list(layer.branches)
 
 
 def is_product(conv: nn.Module, shape: tuple[int, ...] | None = None) -> bool:

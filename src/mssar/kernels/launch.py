@@ -44,6 +44,7 @@ from mssar.kernels.shapes import (
     width,
 )
 
+WIDEST = 256  # hidden channels that one program of `evaluate` can hold
 NUMBER: Any = {"dtype": torch.float32}
 
 
@@ -195,7 +196,14 @@ def _folded_sums(parts: Tensor) -> Tensor:
 
 
 def _branches(
-    task: Task, pools: Tensor, parts: Tensor, groups: int, group: int, made: Forward
+    task: Task,
+    pools: Tensor,
+    parts: Tensor,
+    groups: int,
+    group: int,
+    made: Forward,
+    *,
+    statistics: bool = True,
 ) -> None:
     (n, c), geo, sizes = task.shape, task.geo, task.sizes
     j, js = width(task.params), made.hidden.shape[1]
@@ -203,7 +211,9 @@ def _branches(
     hidden_parts = pools.new_empty((2, count, js))
     gate_parts = pools.new_empty((2, count, c))
     reduces, gammas, betas, expands, _, _ = task.split(task.params)
-    common = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=sizes.warps)
+    common = dict(
+        task.grid(), **task.product(), BM=sizes.rows, STATISTICS=statistics, num_warps=sizes.warps
+    )
     branches.reduce[(count, -(-j // side(j)))](
         pools, parts, made.moments, task.gamma, task.beta, reduces, made.normal, made.hidden,
         hidden_parts, made.hidden_moments, made.counters, n, c, j, js, groups, group,
@@ -273,22 +283,37 @@ def evaluate(
     if task.levels:
         j = width(params)
         pools = x.new_empty((n * geo.pool_rows, c), **NUMBER)
-        made = made._replace(gates=x.new_empty((n * geo.branch_rows, c)))
         _sums(task, pools, nothing, nothing, moments=False)
-        reduces, gammas, betas, expands, _, _ = task.split(params)
-        rows = 32
-        branches.evaluate[(geo.tiles(n, rows), min(4, -(-c // side(c))))](
-            pools, mean, variance, gamma, beta, reduces, tuple(hidden_running[::2]),
-            tuple(hidden_running[1::2]), gammas, betas, expands, made.gates,
-            n, c, c, j, j, eps.norm, eps.hidden,
-            H=x.shape[2], W=x.shape[3], **task.grid(), POOLS_AT=geo.pools_at, **task.product(),
-            BM=rows, BJ=side(j, 1 << 20), BK=side(c, 32), BC=side(c), NORM=task.norm, num_warps=4,
-        )  # fmt: skip
+        if j > WIDEST:
+            made = _given(task, hidden_running, scales)._replace(out=made.out)
+            parts = torch.stack((mean, variance))[:, None].float() * x[:, 0].numel()
+            _branches(task, pools, parts, 1, n, made, statistics=False)
+        else:
+            made = made._replace(gates=x.new_empty((n * geo.branch_rows, c)))
+            reduces, gammas, betas, expands, _, _ = task.split(params)
+            rows = 32
+            branches.evaluate[(geo.tiles(n, rows), min(4, -(-c // side(c))))](
+                pools, mean, variance, gamma, beta, reduces, tuple(hidden_running[::2]),
+                tuple(hidden_running[1::2]), gammas, betas, expands, made.gates,
+                n, c, c, j, j, eps.norm, eps.hidden,
+                H=x.shape[2], W=x.shape[3], **task.grid(), POOLS_AT=geo.pools_at,
+                **task.product(), BM=rows, BJ=side(j, WIDEST), BK=side(c, 32), BC=side(c),
+                NORM=task.norm, num_warps=4,
+            )  # fmt: skip
     _apply(
         task, shortcut, made, nothing, 1, n, relu, mean=mean, variance=variance,
         gate_means=gate_running[::2], gate_variances=gate_running[1::2], finish=False,
     )  # fmt: skip
     return made.out
+
+
+def _given(task: Task, hidden: Sequence[Tensor], scales: Sequence[int]) -> Forward:
+    """Buffers that hold running statistics where a batch's would be."""
+    made = buffers(task.x, task.params, scales, task.norm)
+    for i, (hidden_mean, hidden_variance) in enumerate(zip(hidden[::2], hidden[1::2], strict=True)):
+        made.hidden_moments[0, i, : hidden_mean.numel()] = hidden_mean
+        made.hidden_moments[1, i, : hidden_mean.numel()] = hidden_variance
+    return made
 
 
 def backward(

@@ -1,0 +1,97 @@
+"""Compile the kernels for a GPU where there is none: the interpreter takes what compilers do not.
+
+    python tests/compile_kernels.py
+
+Run by ``test_compilation`` in a process of its own, since the interpreter is on in the tests'.
+"""
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from mssar.kernels import dense_launch, launch, windows
+from mssar.kernels.shapes import PER_SCALE, Epsilons, grids
+
+EPS = Epsilons(1e-5, 1e-5, 1e-5)
+SHARED = 227 * 1024  # bytes that a program can have on an H100 or H200
+compiled: set[str] = set()
+
+
+class Driver:
+    """A device that is not there."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return device
+
+
+def compiling(kernel, grid):
+    def launched(*args, **kwargs):
+        made = kernel.run(*args, grid=grid, warmup=True, **kwargs)
+        assert made.asm["cubin"]
+        assert made.metadata.shared <= SHARED, kernel.fn.__name__
+        compiled.add(kernel.fn.__name__)
+
+    return launched
+
+
+def parameters(channels, seen, hidden, levels):
+    shapes = [(hidden, seen, 1, 1), (hidden,), (hidden,), (channels, hidden, 1, 1)]
+    shapes += [(channels,), (channels,)]
+    assert len(shapes) == PER_SCALE
+    return [torch.empty(shape) for _ in range(levels) for shape in shapes]
+
+
+def tail(n, c, size, scales, dtype, precision, norm=True):
+    x = torch.empty(n, c, *size, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    levels, j = len(scales), max(1, c // max(1, len(scales)))
+    params = parameters(c, c, j, levels)
+    gamma, beta = (torch.empty(c), torch.empty(c)) if norm else (None, None)
+    grid = list(scales) or [4]
+    made = launch.forward(x, x, gamma, beta, params, grid, EPS, True, precision)
+    launch.backward(x, x, gamma, beta, params, made, grid, EPS, True, norm, precision)
+    running = [gamma, beta, gamma, beta] if norm else []
+    hidden, gates = [torch.empty(j)] * 2 * levels, [torch.empty(c)] * 2 * levels
+    launch.evaluate(x, x, running, params, hidden, gates, grid, EPS, True, precision)
+    widths = [c] * norm + [j] * levels + [c] * levels
+    rows = [torch.empty(width) for width in widths]
+    counts = [torch.empty((), dtype=torch.int64) for _ in widths]
+    moments = [made.moments, made.hidden_moments, made.gate_moments]
+    launch.track(moments, rows, rows, counts, [0.1] * len(widths), [5] * len(widths))
+
+
+def dense(n, k, c, size, dtype, precision, carry):
+    x = torch.empty(n, k, *size, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    scales = [1, 2, 4]
+    count = n * grids(x, scales).pool_rows
+    rows, params = torch.empty(count, c), parameters(k, c, max(1, k // 3), 3)
+    made = dense_launch.forward(x, rows, params, scales, EPS, carry, precision)
+    grad = torch.empty(count, c + k) if carry else None
+    dense_launch.backward(x, grad, x, params, made, scales, EPS, precision)
+    main = torch.empty(n, c, *size, dtype=dtype)
+    dense_launch.sums_backward(dense_launch.sums(main, scales), main, scales)
+
+
+def main() -> None:
+    driver.set_active(Driver())
+    JITFunction.__getitem__ = compiling
+    tail(4, 5, (7, 7), (1, 2, 4), torch.float32, "fp32")  # one hidden channel
+    tail(41, 140, (2, 1), (1,), torch.bfloat16, "bf16", norm=False)  # one part of a weight
+    tail(256, 64, (56, 56), (1, 2, 4), torch.float16, "fp16")
+    tail(4, 600, (7, 7), (1, 2), torch.bfloat16, "bf16")  # too many hidden ones for one program
+    tail(8, 12, (3, 2), (), torch.bfloat16, "bf16")
+    dense(64, 12, 24, (32, 32), torch.bfloat16, "bf16", carry=True)
+    dense(3, 1, 1, (4, 4), torch.float32, "fp32", carry=False)
+    x = torch.empty(2, 5, 7, 9)
+    windows._adjoint(windows._means(x, [9, 2]), x, [9, 2])
+    print(*sorted(compiled))
+
+
+if __name__ == "__main__":
+    main()
