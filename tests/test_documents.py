@@ -256,7 +256,7 @@ def test_times_are_those_that_were_recorded() -> None:
     nets = ("resnet20", "resnet56", "densenet100")
     ours, theirs = ([f"{ratios[net, kind]:.2f}" for net in nets] for kind in ("mssar", "se"))
     brief = README.read_text("utf-8")
-    found = re.search(r"\*\*What a step costs\.\*\*(.*)", brief)
+    found = re.search(r"\*\*What a step cost before the kernels\.\*\*(.*)", brief)
     assert found
     assert re.findall(r"\d\.\d\d", found[1]) == ours + theirs
 
