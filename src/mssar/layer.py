@@ -7,7 +7,7 @@ y = x ⊙ Z
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -94,6 +94,7 @@ class MSSAR(nn.Module):
     """
 
     backend: str = "auto"  # of modules that were pickled before there was a choice
+    branch_type: ClassVar[type[nn.Module]] = Branch
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mssar.kernels import chosen, fused, require_backend
+from mssar.kernels import AVAILABLE, chosen, fused, require_backend
 from mssar.layer import MSSAR
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def obstacle(norm: nn.Module, recalibrate: nn.Module) -> str | None:
         return f"{type(recalibrate).__name__} has hooks"
     if recalibrate.backend == "reference":
         return "backend 'reference'"
+    if not AVAILABLE:
+        return "Triton is not installed"
     if isinstance(recalibrate, MSSAR):
         if recalibrate.context_channels is not None:
             return "the weights come from another map"

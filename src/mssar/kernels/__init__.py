@@ -1,4 +1,4 @@
-"""The layer's equations as Triton kernels behind torch ops, each beside its reference.
+"""The layer's equations as Triton kernels behind torch ops; the modules are their reference.
 
 Nothing here imports Triton before a kernel is launched: the package works without it.
 """
@@ -13,12 +13,31 @@ from torch import Tensor
 
 BACKENDS = ("auto", "reference", "triton")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHARED = 227 * 1024  # bytes: what Hopper has, H100 and H200
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 
 def interpreted() -> bool:
     """Whether Triton was told to run kernels on the CPU, one program after the other."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def roomy(device: torch.device) -> bool:
+    """Whether a program may have as much shared memory as the largest kernels were made for."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0)) >= SHARED
+
+
+# What torch.compiler.assume_constant_result does, which would import all of the compiler.
+roomy._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def exporting() -> bool:
+    """An exported program should need neither this package nor Triton."""
+    return bool(_is_exporting()) or torch.onnx.is_in_onnx_export()
+
+
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
 
 
 def require_backend(backend: str) -> None:
@@ -29,7 +48,8 @@ def require_backend(backend: str) -> None:
 def chosen(backend: str, x: Tensor) -> bool:
     """Whether a tensor's work is for the kernels; asking for them where they cannot run raises."""
     if backend == "auto":
-        return x.is_cuda and AVAILABLE and x.dtype in DTYPES
+        usable = x.is_cuda and AVAILABLE and x.dtype in DTYPES and not exporting()
+        return usable and roomy(x.device)
     if backend == "reference" or x.is_meta:  # without numbers nothing is computed
         return False
     if not AVAILABLE:

@@ -277,7 +277,7 @@ def _add_up(work, counter, split, splits, acc, at, mask, target, target_at, size
         for start in range(0, splits, 8):
             read = ()
             for ahead in tl.static_range(8):
-                here = work + tl.minimum(start + ahead, splits - 1) * size + at
+                here = work + tl.minimum(start + ahead, splits - 1).to(tl.int64) * size + at
                 read = read + (tl.load(here, mask, 0.0, cache_modifier=".cg"),)
             for ahead in tl.static_range(8):
                 total += tl.where(start + ahead < splits, read[ahead], 0.0)
@@ -379,7 +379,8 @@ def weights(
     gamma,
     expand_grads,  # out, a scale: C × J
     reduce_grads,  # out, a scale: J × C
-    work,  # splits × (C + CX)·JS
+    expand_work,  # splits × C·JS
+    reduce_work,  # splits × CX·JS
     counters,  # a tile of all scales' weights: zeros
     N,
     C,
@@ -388,7 +389,6 @@ def weights(
     JS,
     hidden_eps,
     programs,  # for Ω₂
-    splits,
     tiles,  # of Ω₂, of all scales
     DOWN: tl.constexpr,
     ACROSS: tl.constexpr,
@@ -405,12 +405,12 @@ def weights(
     if pid < programs:
         _expand_weights(
             pid, gate_slopes, hidden, hidden_moments, hidden_gammas, hidden_betas, expand_grads,
-            work, counters, N, C, J, JS, hidden_eps, DOWN, ACROSS, ROWS_AT, SPAN, WC, WJ, WR,
-            PRECISION,
+            expand_work, counters, N, C, J, JS, hidden_eps, DOWN, ACROSS, ROWS_AT, SPAN, WC, WJ,
+            WR, PRECISION,
         )  # fmt: skip
     else:
         _reduce_weights(
             pid - programs, hidden_slopes, normal, gamma, reduce_grads,
-            work + splits * C * JS, counters + tiles, N, CX, J, JS, DOWN, ACROSS,
+            reduce_work, counters + tiles, N, CX, J, JS, DOWN, ACROSS,
             ROWS_AT, SPAN, WX, WJ, WR, NORM, PRECISION,
         )  # fmt: skip

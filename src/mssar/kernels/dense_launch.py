@@ -204,13 +204,14 @@ def backward(
     deep, wide, flat = -(-j // side(j)), -(-c // side(c)), -(-k // side(k))
     length = span(n * geo.branch_rows, wide * deep)
     splits = geo.tiles(n, length)
-    work = parts.new_empty((splits, (k + c) * js))
+    expand_work = parts.new_empty((splits, k * js))
+    reduce_work = parts.new_empty((splits, c * js))
     stream = beside(x.device)
     with torch.cuda.stream(stream) if stream is not None else nullcontext():
         branches_backward.weights[(splits * (flat + wide) * deep,)](
             gate_slopes, made.hidden, made.hidden_moments, gammas1, betas1, hidden_slopes,
-            made.normal, None, d_expands, d_reduces, work, made.counters,
-            n, k, c, j, js, eps.hidden, splits * flat * deep, splits,
+            made.normal, None, d_expands, d_reduces, expand_work, reduce_work, made.counters,
+            n, k, c, j, js, eps.hidden, splits * flat * deep,
             flat * deep * task.levels, SPAN=length, WC=side(k), WX=side(c), WJ=side(j), WR=64,
             NORM=False, **common, num_warps=sizes.weight_warps, num_stages=2,
         )  # fmt: skip

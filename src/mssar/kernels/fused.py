@@ -34,6 +34,8 @@ def obstacle(layer: Layer | None, norm: nn.Module | None = None) -> str | None:
         return f"the scales need a grid finer than {FINEST}×{FINEST}"
     branches = _branches(layer)
     for branch in branches:
+        if type(branch) is not layer.branch_type:
+            return f"a branch is a {_called(branch)}"
         for norm in (branch.norm1, branch.norm2):
             if reason := _norm_obstacle(norm):
                 return f"in a branch, {reason}"
@@ -83,6 +85,7 @@ def hooked(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
+        or "forward" in module.__dict__  # replaced on this module alone
     )
 
 
@@ -102,6 +105,11 @@ def fits(
     modes = {norm.training for norm in norms}
     if len(modes) > 1 or any(n.weight.device != x.device for n in norms):
         return False
+    for weight in _products(layer):
+        if weight.device != x.device:
+            return False
+        if weight.dtype is not x.dtype and not torch.is_autocast_enabled(x.device.type):
+            return False
     if True in modes:
         return min(_values(x, layer, norm)) > 1
     # In evaluation mode the kernels have no gradient: who needs one gets the reference.

@@ -112,10 +112,18 @@ class Task:
         """Products are taken in float32 as cuDNN's convolutions are told to take it."""
         precision = self.precision
         if precision == "fp32":
-            precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+            precision = "tf32" if _allows_tf32() else "ieee"
         if interpreted():
             precision = "ieee"  # the interpreter takes bfloat16's bits for numbers
         return {"PRECISION": precision}
+
+
+def _allows_tf32() -> bool:
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # it was set in the newer way, and PyTorch refuses to mix the two
+        convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+        return bool(convolution.fp32_precision == "tf32")
 
 
 def laid_out(x: Tensor, like: Tensor) -> Tensor:
@@ -343,8 +351,10 @@ def backward(
     if not task.levels or task.cut.groups * c > FEW:
         parts = _folded_sums(parts)
     pool_grads, stream = parts, None
+    held: tuple[Tensor, ...] = ()
     if task.levels:
-        parts, pool_grads, stream = _branches_backward(task, made, gate_grads, parts, grads)
+        # What the second stream reads must live until it is waited for.
+        parts, pool_grads, stream, held = _branches_backward(task, made, gate_grads, parts, grads)
     cut, groups = task.cut, parts.shape[1]
     behind = grads.shortcut if write else grad
     maps_backward.scatter[(cut.programs, cut.blocks)](
@@ -356,6 +366,7 @@ def backward(
     )  # fmt: skip
     if stream is not None:
         torch.cuda.current_stream(x.device).wait_stream(stream)
+    del held
     return grads
 
 
@@ -380,8 +391,8 @@ def _gather(
 
 def _branches_backward(
     task: Task, made: Forward, gate_grads: Tensor, parts: Tensor, grads: Backward
-) -> tuple[Tensor, Tensor, torch.cuda.Stream | None]:
-    """BN's sums for x, the pools' gradients, and the stream on which weights' are on their way."""
+) -> tuple[Tensor, Tensor, torch.cuda.Stream | None, tuple[Tensor, ...]]:
+    """BN's sums for x, the pools' gradients; the stream on which weights' are, what they read."""
     (n, c), geo, sizes, eps = task.shape, task.geo, task.sizes, task.eps
     j, js, groups = width(task.params), made.hidden.shape[1], parts.shape[1]
     count, most = geo.tiles(n, sizes.rows), geo.most_tiles(n, sizes.rows)
@@ -422,12 +433,12 @@ def _branches_backward(
     with torch.cuda.stream(stream) if stream is not None else nullcontext():
         branches_backward.weights[(2 * splits * tiles,)](
             gate_slopes, made.hidden, made.hidden_moments, gammas1, betas1, hidden_slopes,
-            made.normal, task.gamma, d_expands, d_reduces, work, made.counters,
-            n, c, c, j, js, eps.hidden, splits * tiles, splits, tiles * task.levels, SPAN=length,
+            made.normal, task.gamma, d_expands, d_reduces, *work, made.counters,
+            n, c, c, j, js, eps.hidden, splits * tiles, tiles * task.levels, SPAN=length,
             WC=side(c), WX=side(c), WJ=side(j), WR=64, NORM=task.norm, **common,
             num_warps=sizes.weight_warps, num_stages=2,
         )  # fmt: skip
-    return sums, pool_grads, stream
+    return sums, pool_grads, stream, (work, gate_slopes, hidden_slopes)
 
 
 _streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}

@@ -88,8 +88,10 @@ class DenseBlock(nn.Module):
         backends = {layer.backend for layer in layers}
         if len(backends) > 1 or not chosen(layers[0].backend, x):
             return False
+        plain = all(type(step) is DenseStep for step in self.steps)  # no wrapper around it
+        plain = plain and all(type(layer) is MSSAR for layer in layers)
         unhooked = not any(fused.hooked(m) for m in (*self.steps, *layers))
-        return unhooked and fused.carries(x, layers)
+        return plain and unhooked and fused.carries(x, layers)
 
     def _carry(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C H W"]:
         steps = [cast("DenseStep", step) for step in self.steps]
