@@ -10,7 +10,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from mssar.kernels import dense_launch, launch, windows
+from mssar.kernels import dense_launch, launch, launch_backward, windows
 from mssar.kernels.shapes import PER_SCALE, Epsilons, grids
 
 EPS = Epsilons(1e-5, 1e-5, 1e-5)
@@ -55,7 +55,7 @@ def tail(n, c, size, scales, dtype, precision, norm=True):
     gamma, beta = (torch.empty(c), torch.empty(c)) if norm else (None, None)
     grid = list(scales) or [4]
     made = launch.forward(x, x, gamma, beta, params, grid, EPS, True, precision)
-    launch.backward(x, x, gamma, beta, params, made, grid, EPS, True, norm, precision)
+    launch_backward.backward(x, x, gamma, beta, params, made, grid, EPS, True, norm, precision)
     running = [gamma, beta, gamma, beta] if norm else []
     hidden, gates = [torch.empty(j)] * 2 * levels, [torch.empty(c)] * 2 * levels
     launch.evaluate(x, x, running, params, hidden, gates, grid, EPS, True, precision)

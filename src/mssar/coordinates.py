@@ -131,8 +131,8 @@ class Regional:
         if compiled and (height % h or width % w) and not z.requires_grad:
             # Inductor writes concatenated maps out, and reads z through an index; but going back
             # it would scatter. What is expanded it computes first, so z is not made per position.
-            rows = torch.arange(height) * h // height
-            columns = torch.arange(width) * w // width
+            rows = torch.arange(height, device=z.device) * h // height
+            columns = torch.arange(width, device=z.device) * w // width
             return z.unsqueeze(4).expand(*z.shape, 2)[:, :, rows[:, None], columns, 0]
         return _repeat_runs(_repeat_runs(z, COLUMNS, self.runs(width)), ROWS, self.runs(height))
 

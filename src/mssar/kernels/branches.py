@@ -1,11 +1,14 @@
 """The branches on rows, all scales in one launch.  N batch, C channels, J hidden channels.
 
-    reduce    pools      → Ω₁ · pool, statistics
-    expand    Ω₁ · pool  → Ω₂ · relu(BN(·)), statistics: the gates, but for BN and sigmoid
-    evaluate  pools      → the gates in one go, where statistics are given
+    prepare   parts of sums → BN's statistics of x; weights as the products read them
+    reduce    pools         → Ω₁ · pool, statistics
+    expand    Ω₁ · pool     → Ω₂ · relu(BN(·)), statistics: the gates, but for BN and sigmoid
+    evaluate  pools         → the gates in one go, where statistics are given
 
 BN needs the statistics of all rows: hence the cut into launches. Rows of hidden layers are JS
-numbers apart, so that they begin at addresses that can be read several numbers at a time.
+numbers apart, so that they begin at addresses that can be read several numbers at a time. Whoever
+completes a BN's statistics also makes its slope and intercept, a and b, of them: the products'
+inner loops read a number for each of a thread's columns, and every vector of those costs time.
 """
 
 import triton
@@ -34,25 +37,84 @@ def _keep_parts(parts, all_tiles, tile, width, j, in_j, acc, valid, rows):
 
 
 @triton.jit
-def reduce(
-    pools,
+def _copy_padded(block, source, target, rows, width, stride, BLOCK: tl.constexpr):
+    """Rows that begin ``stride`` numbers apart, zeros between, to be read in whole vectors."""
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    row = i // stride
+    column = i % stride
+    value = tl.load(source + row * width + column, (row < rows) & (column < width), 0.0)
+    tl.store(target + i, value, row < rows)
+
+
+@triton.jit
+def prepare(
     parts,  # 2 × groups × C, from `sums`
     moments,  # out: 2 × C
+    slopes,  # out: C, a
     gamma,
-    beta,
-    weights,  # a scale: J × C
-    normal,  # out: rows × C, the means behind BN, in front of its slope and intercept
-    hidden,  # out: rows × JS
-    hidden_parts,  # 2 × tiles × JS
-    hidden_moments,  # out: 2 × L × JS
-    counters,  # L × tiles of J
-    N,
+    reduces,  # a scale: J × C
+    expands,  # a scale: C × J
+    packed,  # out: the same, expands first, rows JS and CS apart
     C,
     J,
     JS,
+    CS,
     groups,
-    group_size,
+    count,  # values of a part
+    total,
     eps,
+    FOLDS: tl.constexpr,  # programs for the statistics
+    BC: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    L: tl.constexpr = len(reduces)
+    pid = tl.program_id(0)
+    if pid < FOLDS:
+        c = pid * BC + tl.arange(0, BC)
+        in_c = c < C
+        squares = parts + groups * C
+        mean, variance = moments_of(parts, squares, C, c, in_c, groups, count, total, CHUNK)
+        tl.store(moments + c, mean, in_c)
+        tl.store(moments + C + c, variance, in_c)
+        a = tl.load(gamma + c, in_c, 0.0).to(tl.float32) * tl.rsqrt(variance + eps)
+        tl.store(slopes + c, a, in_c)
+    elif L > 0:
+        wide = (C * JS + BLOCK - 1) // BLOCK
+        tall = (J * CS + BLOCK - 1) // BLOCK
+        pid -= FOLDS
+        if pid < L * wide:
+            scale = pid // wide
+            source = pointer_of(expands, scale, L)
+            _copy_padded(pid % wide, source, packed + scale * C * JS, C, J, JS, BLOCK)
+        else:
+            pid -= L * wide
+            scale = pid // tall
+            target = packed + L * C * JS + scale * J * CS
+            _copy_padded(pid % tall, pointer_of(reduces, scale, L), target, J, C, CS, BLOCK)
+
+
+@triton.jit
+def reduce(
+    pools,
+    moments,  # 2 × C
+    slopes,  # C
+    beta,
+    weights,  # a scale: J × C, rows CW apart
+    gammas,
+    betas,
+    normal,  # out: rows × C, the means, about BN's mean
+    hidden,  # out: rows × JS
+    hidden_parts,  # 2 × tiles × JS
+    hidden_moments,  # out: 2 × L × JS
+    hidden_lines,  # out: 2 × L × JS, a and b
+    counters,  # L × tiles of J
+    N,
+    C,
+    CW,
+    J,
+    JS,
+    hidden_eps,
     H: tl.constexpr,
     W: tl.constexpr,
     DOWN: tl.constexpr,
@@ -62,7 +124,6 @@ def reduce(
     BM: tl.constexpr,
     BJ: tl.constexpr,
     BK: tl.constexpr,
-    CHUNK: tl.constexpr,
     TILES: tl.constexpr,
     NORM: tl.constexpr,
     STATISTICS: tl.constexpr,  # the batch's; else nobody asks for them
@@ -86,20 +147,13 @@ def reduce(
         in_c = c < C
         mask = in_r[:, None] & in_c[None, :]
         pool = tl.load(pooled + c[None, :], mask, 0.0) * share[:, None]
-        w = tl.load(weight + j[None, :] * C + c[:, None], in_j[None, :] & in_c[:, None], 0.0)
+        w = tl.load(weight + j[None, :] * CW + c[:, None], in_j[None, :] & in_c[:, None], 0.0)
         if NORM:
-            size = H * W
-            mean, variance = moments_of(
-                parts, parts + groups * C, C, c, in_c, groups, group_size * size, N * size, CHUNK
-            )
-            if (tile == 0) & (tl.program_id(1) == 0):
-                tl.store(moments + c, mean, in_c)
-                tl.store(moments + C + c, variance, in_c)
-            pool = (pool - mean[None, :]) * tl.rsqrt(variance + eps)[None, :]
+            pool -= tl.load(moments + c, in_c, 0.0)[None, :]
         if tl.program_id(1) == 0:
             tl.store(normal + (before + r)[:, None] * C + c[None, :], pool, mask)
         if NORM:
-            a = tl.load(gamma + c, in_c, 0.0).to(tl.float32)
+            a = tl.load(slopes + c, in_c, 0.0)
             b = tl.load(beta + c, in_c, 0.0).to(tl.float32)
             pool = tl.where(mask, pool * a[None, :] + b[None, :], 0.0)
         acc = product(pool, w, acc, PRECISION)
@@ -112,29 +166,21 @@ def reduce(
         if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
             of = hidden_parts + first * JS
             between = tl.num_programs(0) * JS
-            mean_j, variance_j = moments_of(of, of + between, JS, j, in_j, tiles, BM, rows, TILES)
-            tl.store(hidden_moments + scale * JS + j, mean_j, in_js)
-            tl.store(hidden_moments + (L + scale) * JS + j, variance_j, in_js)
-
-
-@triton.jit
-def pack(weights, packed, C, J, JS, L: tl.constexpr, BLOCK: tl.constexpr):
-    """Ω₂ of all scales with rows JS apart, zeros between, to be read in whole vectors."""
-    scale = tl.program_id(1)
-    weight = pointer_of(weights, scale, L)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c = i // JS
-    j = i % JS
-    value = tl.load(weight + c * J + j, (c < C) & (j < J), 0.0)
-    tl.store(packed + scale * C * JS + i, value, c < C)
+            mean, variance = moments_of(of, of + between, JS, j, in_j, tiles, BM, rows, TILES)
+            tl.store(hidden_moments + scale * JS + j, mean, in_js)
+            tl.store(hidden_moments + (L + scale) * JS + j, variance, in_js)
+            gamma = pointer_of(gammas, scale, L)
+            hidden_a, hidden_b = affine(
+                j, in_j, gamma, pointer_of(betas, scale, L), mean, variance, hidden_eps
+            )
+            tl.store(hidden_lines + scale * JS + j, hidden_a, in_js)
+            tl.store(hidden_lines + (L + scale) * JS + j, hidden_b, in_js)
 
 
 @triton.jit
 def expand(
     hidden,
-    hidden_moments,
-    gammas,
-    betas,
+    hidden_lines,  # 2 × L × JS
     weights,  # a scale: C × J, rows JW apart
     gates,  # out: rows × C
     gate_parts,  # 2 × tiles × C
@@ -145,7 +191,6 @@ def expand(
     J,
     JS,
     JW,
-    eps,
     DOWN: tl.constexpr,
     ACROSS: tl.constexpr,
     ROWS_AT: tl.constexpr,
@@ -160,8 +205,6 @@ def expand(
     tile = tl.program_id(0)
     all_tiles = tl.num_programs(0)
     scale, first, tiles, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
-    gamma = pointer_of(gammas, scale, L)
-    beta = pointer_of(betas, scale, L)
     weight = pointer_of(weights, scale, L)
     r = (tile - first) * BM + tl.arange(0, BM)
     in_r = r < rows
@@ -172,11 +215,10 @@ def expand(
         j = start + tl.arange(0, BK)
         in_j = j < J
         mask = in_r[:, None] & (j < JS)[None, :]
-        h = tl.load(hidden + (before + r)[:, None] * JS + j[None, :], mask, 0.0)
+        h = tl.load(hidden + (before + r)[:, None] * JS + j[None, :], mask, 0.0).to(tl.float32)
         w = tl.load(weight + c[None, :] * JW + j[:, None], in_c[None, :] & (j < JW)[:, None], 0.0)
-        mean = tl.load(hidden_moments + scale * JS + j, in_j, 0.0)
-        variance = tl.load(hidden_moments + (L + scale) * JS + j, in_j, 1.0)
-        a, b = affine(j, in_j, gamma, beta, mean, variance, eps)
+        a = tl.load(hidden_lines + scale * JS + j, in_j, 0.0)
+        b = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
         h = relu(h * a[None, :] + b[None, :])
         h = tl.where(in_r[:, None] & in_j[None, :], h, 0.0)
         acc = product(h, w, acc, PRECISION)

@@ -8,7 +8,7 @@ STAGES rows are on their way at a time. All maps of a launch lie in memory in th
 import triton
 import triton.language as tl
 
-from mssar.kernels.common import ceil_of, region_of
+from mssar.kernels.common import affine, ceil_of, region_of
 
 
 @triton.jit
@@ -65,6 +65,27 @@ def cells_in(
     real = row < ceil_of(i + 1, FH, DOWN)[:, None]
     real = real & (column < ceil_of(j + 1, FW, ACROSS)[:, None])
     return n[:, None] * (FH * FW) + row * FW + column, real
+
+
+@triton.jit
+def coarser(fine, FH: tl.constexpr, FW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr):
+    """Sums over regions from those over all cells of a sample, where regions hold equally many."""
+    split = tl.reshape(fine, [DOWN, FH // DOWN, ACROSS, FW // ACROSS, fine.shape[1]])
+    return tl.reshape(tl.sum(tl.sum(split, 3), 1), [DOWN * ACROSS, fine.shape[1]])
+
+
+@triton.jit
+def gate_lines(c, in_c, means, variances, gammas, betas, eps):
+    """The gates' BN as slope and intercept, a scale."""
+    slopes = ()
+    intercepts = ()
+    for level in tl.static_range(len(means)):
+        mean = tl.load(means[level] + c, in_c, 0.0).to(tl.float32)
+        variance = tl.load(variances[level] + c, in_c, 1.0).to(tl.float32)
+        slope, intercept = affine(c, in_c, gammas[level], betas[level], mean, variance, eps)
+        slopes = slopes + (slope,)
+        intercepts = intercepts + (intercept,)
+    return slopes, intercepts
 
 
 @triton.jit

@@ -97,6 +97,15 @@ def affine(c, in_c, gamma, beta, mean, variance, eps):
 
 
 @triton.jit
+def lines_of(c, in_c, gamma, mean, variance, eps, added, crossed, rows):
+    """BN's gradient as s·grad + p·value + q, from the sums of grad and grad · normal value."""
+    rstd = tl.rsqrt(variance + eps)
+    s = tl.load(gamma + c, in_c, 0.0).to(tl.float32) * rstd
+    p = -s * rstd * crossed / rows
+    return s, p, -s * added / rows - p * mean
+
+
+@triton.jit
 def relu(x):
     """As PyTorch has it: what is not a number stays that."""
     return tl.where(x < 0, 0.0, x)

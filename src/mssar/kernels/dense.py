@@ -12,8 +12,8 @@ with 12 channels only so can several numbers be read at a time.
 import triton
 import triton.language as tl
 
-from mssar.kernels.cells import bounds_of, cells_in, inside, place_of, weights_of
-from mssar.kernels.common import affine, region_of
+from mssar.kernels.cells import bounds_of, cells_in, gate_lines, inside, place_of, weights_of
+from mssar.kernels.common import region_of
 from mssar.kernels.maps_backward import gate_gradients
 
 
@@ -58,7 +58,6 @@ def carry(
     BIG: tl.constexpr,
     CARRY: tl.constexpr,
 ):
-    L: tl.constexpr = len(DOWN)
     Q: tl.constexpr = FH * FW
     first = tl.program_id(0) * group
     last = tl.minimum(first + group, N)
@@ -67,16 +66,9 @@ def carry(
         in_c = c < K
         TALL: tl.constexpr = (H + FH - 1) // FH
         WIDE: tl.constexpr = (W + FW - 1) // FW
-        slopes = ()
-        intercepts = ()
-        for level in tl.static_range(L):
-            gate_mean = tl.load(gate_means[level] + c, in_c, 0.0).to(tl.float32)
-            gate_variance = tl.load(gate_variances[level] + c, in_c, 1.0).to(tl.float32)
-            slope, intercept = affine(
-                c, in_c, gate_gammas[level], gate_betas[level], gate_mean, gate_variance, gate_eps
-            )
-            slopes = slopes + (slope,)
-            intercepts = intercepts + (intercept,)
+        slopes, intercepts = gate_lines(
+            c, in_c, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
+        )
         for start in range(first * Q, last * Q, CELLS):
             cell = start + tl.arange(0, CELLS)
             n, top, left, tall, wide = bounds_of(cell, last * Q, H, W, FH, FW)
@@ -154,11 +146,12 @@ def carry_back(
     rows_grad,  # with ROWS: rows × (C + K)
     fine,
     gates,
-    gate_moments,  # 2 × L × K
+    gate_means,  # a scale: K
+    gate_variances,
     gate_gammas,
     gate_betas,
     gate_grads,  # out: rows × K
-    crossed,  # rows of cells × K, the gradient of z
+    dz,  # out: rows of cells × K, the gradient of z
     parts,  # out: 2 × groups × (L + 1) × K
     N,
     K: tl.constexpr,
@@ -186,8 +179,8 @@ def carry_back(
     EVEN: tl.constexpr,
     BIG: tl.constexpr,
     ROWS: tl.constexpr,
+    NESTED: tl.constexpr,
 ):
-    L: tl.constexpr = len(DOWN)
     Q: tl.constexpr = FH * FW
     groups = tl.num_programs(0)
     g = groups - 1 - tl.program_id(0)
@@ -197,16 +190,9 @@ def carry_back(
     last = tl.minimum(first + group, N)
     TALL: tl.constexpr = (H + FH - 1) // FH
     WIDE: tl.constexpr = (W + FW - 1) // FW
-    slopes = ()
-    intercepts = ()
-    for level in tl.static_range(L):
-        gate_mean = tl.load(gate_moments + level * K + c, in_c, 0.0)
-        gate_variance = tl.load(gate_moments + (L + level) * K + c, in_c, 1.0)
-        slope, intercept = affine(
-            c, in_c, gate_gammas[level], gate_betas[level], gate_mean, gate_variance, gate_eps
-        )
-        slopes = slopes + (slope,)
-        intercepts = intercepts + (intercept,)
+    slopes, intercepts = gate_lines(
+        c, in_c, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
+    )
     for start in range(first * Q, last * Q, CELLS):
         cell = start + tl.arange(0, CELLS)
         n, top, left, tall, wide = bounds_of(cell, last * Q, H, W, FH, FW)
@@ -228,13 +214,12 @@ def carry_back(
                 products += steep * tl.load(x + here, mask, 0.0).to(tl.float32)
                 tl.store(grad_x + here, (steep + e[:, None, :]) * z[:, None, :], mask)
         at_rows = cell[:, None] * K + c[None, :]
-        dz = tl.sum(products, 1) + e * tl.load(fine + at_rows, real, 0.0)
-        tl.store(crossed + at_rows, dz, real)
-    nothing = tl.zeros([CT], tl.float32)
+        dz_here = tl.sum(products, 1) + e * tl.load(fine + at_rows, real, 0.0)
+        tl.store(dz + at_rows, dz_here, real)
     gate_gradients(
-        crossed, crossed, nothing, nothing, gates, gate_moments, gate_gammas, gate_betas,
-        gate_grads, parts, first, last, g, groups, N, K, c, in_c, gate_eps, FH, FW, DOWN, ACROSS,
-        ROWS_AT, MEMBERS, REGIONS, False,
+        dz, gates, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts, first,
+        last, g, groups, N, K, c, in_c, gate_eps, FH, FW, DOWN, ACROSS, ROWS_AT, MEMBERS, REGIONS,
+        NESTED,
     )  # fmt: skip
 
 

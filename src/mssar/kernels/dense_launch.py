@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,9 +10,10 @@ from torch import Tensor
 
 from mssar.kernels import branches, branches_backward, dense, maps
 from mssar.kernels.geometry import Geometry
-from mssar.kernels.launch import NUMBER, Task, beside, dense_map, laid_out
-from mssar.kernels.plan import chunk, members, products, regions, side, span
+from mssar.kernels.launch_backward import settle, weight_gradients
+from mssar.kernels.plan import chunk, members, products, regions, side
 from mssar.kernels.shapes import Epsilons, Step, grids, step_buffers, width
+from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
 WIDTH = 64  # of a block of columns that are copied
 
@@ -27,7 +27,7 @@ def sums(x: Tensor, scales: Sequence[int]) -> Tensor:
     maps.sums[(cut.groups, cut.blocks)](
         task.x, rows, nothing, nothing, n, c, *task.x.stride(), cut.group, 0,
         **task.map(), **_levels(geo, cut.group), CELLS=cut.grouped_cells,
-        STAGES=cut.grouped_stages, MOMENTS=False, num_warps=cut.grouped_warps,
+        STAGES=cut.grouped_stages, MOMENTS=False, NESTED=cut.nested, num_warps=cut.grouped_warps,
     )  # fmt: skip
     return rows
 
@@ -72,24 +72,28 @@ def forward(
     made = step_buffers(task.x, rows, params, scales, carry)
     (n, k), c, geo = task.shape, rows.shape[1], task.geo
     j, js = width(params), made.hidden.shape[1]
-    cut = products(n * geo.branch_rows, 64)
+    cut = products(n * geo.branch_rows, 64, j)
     count, most = geo.tiles(n, cut.rows), geo.most_tiles(n, cut.rows)
     hidden_parts = rows.new_empty((2, count, js))
     gate_parts = rows.new_empty((2, count, k))
+    lines = torch.empty_like(made.hidden_moments)
     made.counters.zero_()
     reduces, gammas, betas, expands, _, _ = task.split(params)
     nothing = rows.new_empty(0)
-    common = dict(task.grid(), **task.product(), BM=cut.rows, STATISTICS=True, num_warps=cut.warps)
-    branches.reduce[(count, -(-j // side(j)))](
-        rows, nothing, nothing, None, None, reduces, made.normal, made.hidden, hidden_parts,
-        made.hidden_moments, made.counters, n, c, j, js, 1, n, 0.0,
-        H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BJ=side(j), BK=side(c), CHUNK=1,
-        TILES=chunk(most, side(j)), NORM=False, **common, num_stages=2,
+    common = dict(
+        task.grid(), **task.product(), BM=cut.rows, STATISTICS=True,
+        num_warps=cut.warps,
+    )  # fmt: skip
+    branches.reduce[(count, -(-j // cut.hidden))](
+        rows, nothing, nothing, None, reduces, gammas, betas, made.normal, made.hidden,
+        hidden_parts, made.hidden_moments, lines, made.counters, n, c, c, j, js, eps.hidden,
+        H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BJ=cut.hidden, BK=side(c),
+        TILES=chunk(most, cut.hidden), NORM=False, **common, num_stages=2,
     )  # fmt: skip
     branches.expand[(count, -(-k // side(k)))](
-        made.hidden, made.hidden_moments, gammas, betas, expands, made.gates, gate_parts,
-        made.gate_moments, made.counters, n, k, j, js, j, eps.hidden,
-        BC=side(k), BK=side(j), TILES=chunk(most, side(k)), **common, num_stages=1,
+        made.hidden, lines, expands, made.gates, gate_parts, made.gate_moments, made.counters,
+        n, k, j, js, j, BC=side(k), BK=cut.hidden_deep, TILES=chunk(most, side(k)), **common,
+        num_stages=1,
     )  # fmt: skip
     means, variances = made.gate_moments
     _carry(task, rows, made, means.unbind(), variances.unbind(), carry)
@@ -110,9 +114,9 @@ def _carry(
     dense.carry[(cut.groups, cut.blocks + copies)](
         task.x, made.out, made.gates, tuple(means), tuple(variances), gammas, betas, made.fine,
         rows, made.rows, n, k, c, *task.x.stride(), cut.group, task.eps.gate,
-        **task.map(), **task.grid(), **_levels(geo, cut.group), CELLS=cut.grouped_cells,
-        STAGES=cut.grouped_stages, BLOCKS=cut.blocks, WIDTH=WIDTH, CARRY=carry,
-        num_warps=cut.grouped_warps,
+        **task.map(), **task.grid(), **_levels(geo, cut.group),
+        CELLS=cut.grouped_cells, STAGES=cut.grouped_stages, BLOCKS=cut.blocks, WIDTH=WIDTH,
+        CARRY=carry, num_warps=cut.grouped_warps,
     )  # fmt: skip
 
 
@@ -139,7 +143,8 @@ def evaluate(
         tuple(hidden_running[1::2]), gammas, betas, expands, made.gates,
         n, k, c, j, j, 0.0, eps.hidden,
         H=x.shape[2], W=x.shape[3], **task.grid(), POOLS_AT=geo.pools_at, **task.product(),
-        BM=tile, BJ=side(j, 1 << 20), BK=side(c, 32), BC=side(k), NORM=False, num_warps=4,
+        BM=tile, BJ=side(j, 1 << 20), BK=side(c, 32), BC=side(k), NORM=False,
+        num_warps=4,
     )  # fmt: skip
     _carry(task, rows, made, gate_running[::2], gate_running[1::2], carry)
     return made.out, made.rows
@@ -163,58 +168,49 @@ def backward(
     grads = [torch.empty_like(p) for p in params]
     grad_x = torch.empty_like(x)
     reduces, gammas1, betas1, expands, gammas2, betas2 = task.split(params)
-    d_reduces, d_gammas1, d_betas1, d_expands, d_gammas2, d_betas2 = task.split(grads)
+    _, d_gammas1, d_betas1, _, _, _ = task.split(grads)
     gate_grads = torch.empty_like(made.gates)
     parts = x.new_empty((2, cut.groups, task.levels + 1, k), **NUMBER)
     rows_grad = None if rows_grad is None else rows_grad.contiguous()
     some = parts if rows_grad is None else rows_grad
     dense.carry_back[(cut.groups, cut.blocks)](
-        grad, x, grad_x, some, made.fine, made.gates, made.gate_moments, gammas2, betas2,
-        gate_grads, torch.empty_like(made.fine), parts,
+        grad, x, grad_x, some, made.fine, made.gates, made.gate_moments[0].unbind(),
+        made.gate_moments[1].unbind(), gammas2,
+        betas2, gate_grads, torch.empty_like(made.fine), parts,
         n, k, c, *x.stride(), cut.group, eps.gate,
-        **task.map(), **task.grid(), LEVELS=geo.levels, MEMBERS=members(geo, geo.grids),
-        REGIONS=regions(geo.grids, cut.group), CELLS=cut.grouped_cells,
-        STAGES=cut.grouped_stages, ROWS=rows_grad is not None, num_warps=cut.grouped_warps,
+        **task.map(), **task.grid(), LEVELS=geo.levels,
+        MEMBERS=members(geo, geo.grids), REGIONS=regions(geo.grids, cut.group),
+        CELLS=cut.grouped_cells, STAGES=cut.grouped_stages, ROWS=rows_grad is not None,
+        NESTED=cut.nested, num_warps=cut.grouped_warps,
     )  # fmt: skip
     j, js = width(params), made.hidden.shape[1]
-    sizes = products(n * geo.branch_rows, 64)
+    sizes = products(n * geo.branch_rows, 64, j)
     count, most = geo.tiles(n, sizes.rows), geo.most_tiles(n, sizes.rows)
+    lines = settle(task, parts, parts, made.gate_moments, grads)
     hidden_parts = parts.new_empty((2, count, js))
-    hidden_sums = torch.empty_like(made.hidden_moments)
+    hidden_lines = parts.new_empty((3, task.levels, js))
     hidden_grads = torch.empty_like(made.hidden)
     gate_slopes = torch.empty_like(made.gates)
-    hidden_slopes = made.hidden.new_empty(made.hidden.shape, dtype=gate_slopes.dtype)
     grad_rows = parts.new_empty((n * geo.pool_rows, c))
     common = dict(task.grid(), **task.product())
     how = dict(common, BM=sizes.rows, num_warps=sizes.warps)
-    branches_backward.expand_backward[(count, -(-j // side(j)))](
-        gate_grads, made.gates, made.gate_moments, parts, made.hidden, made.hidden_moments,
-        gammas1, betas1, gammas2, expands, gate_slopes, hidden_grads, hidden_parts, hidden_sums,
-        parts, d_gammas2, d_betas2, made.counters, n, k, j, js, j, count, cut.groups,
-        eps.hidden, eps.gate, BJ=side(j), BK=side(k), CHUNK=chunk(cut.groups, side(k)),
-        TILES=chunk(most, side(j)), **how, num_stages=3,
+    branches_backward.expand_backward[(count, -(-j // sizes.hidden))](
+        gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas1, betas1, expands,
+        gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas1, d_betas1, made.counters,
+        n, k, j, js, j, eps.hidden, BJ=sizes.hidden, BK=side(k), TILES=chunk(most, sizes.hidden),
+        **how, num_stages=3,
+    )  # fmt: skip
+    stream, held = weight_gradients(
+        task, sizes, (gate_slopes, made.hidden, made.hidden_moments, hidden_grads, hidden_lines),
+        made.normal, None, grads,
     )  # fmt: skip
     branches_backward.reduce_backward[(count, -(-c // side(c)))](
-        hidden_grads, made.hidden, made.hidden_moments, hidden_sums, gammas1, reduces,
-        made.normal, parts, hidden_slopes, grad_rows, some, parts, parts, parts, d_gammas1,
-        d_betas1, made.counters, n, c, j, js, c + k, 0.0, eps.hidden,
-        H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BC=side(c), BK=side(j), TILES=1,
-        NORM=False, SUMS=True, CARRY=rows_grad is not None, **how, num_stages=1,
+        hidden_grads, made.hidden, hidden_lines, reduces, made.normal, grad_rows, some,
+        parts, parts, parts, made.counters, n, c, c, c + k, j, js,
+        H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BC=side(c), BK=sizes.hidden_deep,
+        TILES=1, NORM=False, SUMS=True, CARRY=rows_grad is not None, **how, num_stages=1,
     )  # fmt: skip
-    deep, wide, flat = -(-j // side(j)), -(-c // side(c)), -(-k // side(k))
-    length = span(n * geo.branch_rows, wide * deep)
-    splits = geo.tiles(n, length)
-    expand_work = parts.new_empty((splits, k * js))
-    reduce_work = parts.new_empty((splits, c * js))
-    stream = beside(x.device)
-    with torch.cuda.stream(stream) if stream is not None else nullcontext():
-        branches_backward.weights[(splits * (flat + wide) * deep,)](
-            gate_slopes, made.hidden, made.hidden_moments, gammas1, betas1, hidden_slopes,
-            made.normal, None, d_expands, d_reduces, expand_work, reduce_work, made.counters,
-            n, k, c, j, js, eps.hidden, splits * flat * deep,
-            flat * deep * task.levels, SPAN=length, WC=side(k), WX=side(c), WJ=side(j), WR=64,
-            NORM=False, **common, num_warps=sizes.weight_warps, num_stages=2,
-        )  # fmt: skip
     if stream is not None:
         torch.cuda.current_stream(x.device).wait_stream(stream)
+    del held
     return grad_x, grad_rows, grads

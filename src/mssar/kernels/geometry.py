@@ -55,6 +55,11 @@ class Geometry:
         return tuple(found)
 
     @property
+    def nested(self) -> bool:
+        """Whether the cells' sides are powers of two, and so are those of all regions."""
+        return all(power(side) == side for grid in (self.fine, *self.grids) for side in grid)
+
+    @property
     def cells(self) -> int:
         return self.fine[0] * self.fine[1]
 

@@ -7,8 +7,16 @@ apply  x, gates, shortcut  → relu(z · (a·x + b) + shortcut)
 import triton
 import triton.language as tl
 
-from mssar.kernels.cells import bounds_of, cells_in, inside, place_of, weights_of
-from mssar.kernels.common import affine, moments_of, relu, sums_of
+from mssar.kernels.cells import (
+    bounds_of,
+    cells_in,
+    coarser,
+    gate_lines,
+    inside,
+    place_of,
+    weights_of,
+)
+from mssar.kernels.common import affine, relu
 
 
 @triton.jit
@@ -39,6 +47,7 @@ def sums(
     EVEN: tl.constexpr,
     BIG: tl.constexpr,
     MOMENTS: tl.constexpr,
+    NESTED: tl.constexpr,  # a program has one sample, and its regions hold equally many cells
 ):
     groups = tl.num_programs(0)
     g = groups - 1 - tl.program_id(0)  # backwards: what was written last may still be in the cache
@@ -81,7 +90,16 @@ def sums(
         squared = tl.sum(tl.sum(squares, 1), 0) - away_all * away_all / count
         tl.store(parts + g * C + c, total, in_c)
         tl.store(parts + (groups + g) * C + c, relu(squared), in_c)
-    if len(LEVELS) > 0:
+    if NESTED and len(LEVELS) > 0:
+        tl.debug_barrier()  # the rows just written are read back, by other threads
+        cells = first * Q + tl.arange(0, Q)
+        whole = tl.load(pools + cells[:, None] * C + c[None, :], in_c[None, :], 0.0)
+        for level in tl.static_range(len(LEVELS)):
+            region = tl.arange(0, LEVELS[level][0] * LEVELS[level][1])
+            row = N * LEVELS[level][2] + first * (LEVELS[level][0] * LEVELS[level][1]) + region
+            value = coarser(whole, FH, FW, LEVELS[level][0], LEVELS[level][1])
+            tl.store(pools + row[:, None] * C + c[None, :], value, in_c[None, :])
+    elif len(LEVELS) > 0:
         tl.debug_barrier()  # the rows just written are read back, by other threads
         coarse = ()
         for level in tl.static_range(len(LEVELS)):
@@ -109,7 +127,6 @@ def apply(
     out,
     mean_at,  # C: BN's mean of x, and its variance
     variance_at,
-    parts,  # 2 × groups × C, from `sums`; for FINISH, where no other kernel has made the two
     gamma,
     beta,
     gates,  # rows × C
@@ -123,8 +140,6 @@ def apply(
     XC,
     XH,
     XW,
-    groups,
-    group_size,
     eps,
     gate_eps,
     H: tl.constexpr,
@@ -138,11 +153,9 @@ def apply(
     BW: tl.constexpr,
     CT: tl.constexpr,
     STAGES: tl.constexpr,
-    CHUNK: tl.constexpr,
     EVEN: tl.constexpr,
     BIG: tl.constexpr,
     NORM: tl.constexpr,  # is there a BN before the recalibration
-    FINISH: tl.constexpr,
     SHORTCUT: tl.constexpr,
     RELU: tl.constexpr,
 ):
@@ -150,35 +163,13 @@ def apply(
     c = tl.program_id(1) * CT + tl.arange(0, CT)
     in_c = c < C
     Q: tl.constexpr = FH * FW
-    slopes = ()
-    intercepts = ()
-    for level in tl.static_range(L):
-        gate_mean = tl.load(gate_means[level] + c, in_c, 0.0).to(tl.float32)
-        gate_variance = tl.load(gate_variances[level] + c, in_c, 1.0).to(tl.float32)
-        slope, intercept = affine(
-            c, in_c, gate_gammas[level], gate_betas[level], gate_mean, gate_variance, gate_eps
+    if L > 0:
+        slopes, intercepts = gate_lines(
+            c, in_c, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
         )
-        slopes = slopes + (slope,)
-        intercepts = intercepts + (intercept,)
     if NORM:
-        if FINISH:
-            mean, variance = moments_of(
-                parts,
-                parts + groups * C,
-                C,
-                c,
-                in_c,
-                groups,
-                group_size * (H * W),
-                N * (H * W),
-                CHUNK,
-            )
-            if tl.program_id(0) == 0:
-                tl.store(mean_at + c, mean, in_c)
-                tl.store(variance_at + c, variance, in_c)
-        else:
-            mean = tl.load(mean_at + c, in_c, 0.0).to(tl.float32)
-            variance = tl.load(variance_at + c, in_c, 1.0).to(tl.float32)
+        mean = tl.load(mean_at + c, in_c, 0.0).to(tl.float32)
+        variance = tl.load(variance_at + c, in_c, 1.0).to(tl.float32)
         a, b = affine(c, in_c, gamma, beta, mean, variance, eps)
     TALL: tl.constexpr = (H + FH - 1) // FH
     WIDE: tl.constexpr = (W + FW - 1) // FW
@@ -211,25 +202,3 @@ def apply(
                 if RELU:
                     value = relu(value)
                 tl.store(out + here, value, mask)
-
-
-@triton.jit
-def fold_moments(
-    parts, folded, C, parts_count, count, total, BC: tl.constexpr, CHUNK: tl.constexpr
-):
-    """Many parts of `sums` made one, where there are too many to be added up by every reader."""
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    in_c = c < C
-    squares = parts + parts_count * C
-    mean, variance = moments_of(parts, squares, C, c, in_c, parts_count, count, total, CHUNK)
-    tl.store(folded + c, mean * total, in_c)
-    tl.store(folded + C + c, variance * total, in_c)
-
-
-@triton.jit
-def fold_sums(parts, folded, width, parts_count, BC: tl.constexpr, CHUNK: tl.constexpr):
-    """The same for sums, of which there are several kinds."""
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    kind = tl.program_id(1)
-    added = sums_of(parts + kind * parts_count * width, width, c, c < width, parts_count, CHUNK)
-    tl.store(folded + kind * width + c, added, c < width)

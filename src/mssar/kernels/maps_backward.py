@@ -7,45 +7,55 @@ scatter  that, x, pools' grads  → the gradient of x
 import triton
 import triton.language as tl
 
-from mssar.kernels.cells import bounds_of, cells_in, inside, place_of, weights_of
-from mssar.kernels.common import affine, area_of, region_of, sums_of
+from mssar.kernels.cells import (
+    bounds_of,
+    cells_in,
+    coarser,
+    gate_lines,
+    inside,
+    place_of,
+    weights_of,
+)
+from mssar.kernels.common import area_of, region_of
 
 
 @triton.jit
 def gate_gradients(
-    crossed, plain, a, shift, gates, gate_moments, gate_gammas, gate_betas, gate_grads, parts,
-    first, last, g, groups, N, C, c, in_c, gate_eps, FH: tl.constexpr, FW: tl.constexpr,
-    DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, MEMBERS: tl.constexpr,
-    REGIONS: tl.constexpr, NORM: tl.constexpr,
+    dz, gates, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts, first, last,
+    g, groups, N, C, c, in_c, gate_eps, FH: tl.constexpr, FW: tl.constexpr, DOWN: tl.constexpr,
+    ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, MEMBERS: tl.constexpr, REGIONS: tl.constexpr,
+    NESTED: tl.constexpr,
 ):  # fmt: skip
     """From the gradient of z, a cell, to that in front of each scale's sigmoid, for a group."""
     L: tl.constexpr = len(DOWN)
-    tl.debug_barrier()  # the sums just written are read back, by other threads
+    tl.debug_barrier()  # the rows just written are read back, by other threads
+    if NESTED:
+        rows = first * (FH * FW) + tl.arange(0, FH * FW)
+        fine = tl.load(dz + rows[:, None] * C + c[None, :], in_c[None, :], 0.0)
     zs = ()
     read = ()
     for level in tl.static_range(L):
         KK = DOWN[level] * ACROSS[level]
         region = tl.arange(0, REGIONS[level])
-        cells, real_cells = cells_in(
-            region, first, FH, FW, DOWN[level], ACROSS[level], MEMBERS[level]
-        )
         real = (region < (last - first) * KK)[:, None] & in_c[None, :]
-        mask = real_cells[:, :, None] & real[:, None, :]
-        fine_at = cells[:, :, None] * C + c[None, None, :]
-        dz = tl.sum(tl.load(crossed + fine_at, mask, 0.0), 1)
-        if NORM:
-            sums_plain = tl.sum(tl.load(plain + fine_at, mask, 0.0), 1)
-            dz = dz * a[None, :] + sums_plain * shift[None, :]
         row = N * ROWS_AT[level] + first * KK + region
         gate = tl.load(gates + row[:, None] * C + c[None, :], real, 0.0)
-        zs = zs + (dz,)
         read = read + (gate.to(tl.float32),)
+        if NESTED:
+            zs = zs + (coarser(fine, FH, FW, DOWN[level], ACROSS[level]),)
+        else:
+            cells, real_cells = cells_in(
+                region, first, FH, FW, DOWN[level], ACROSS[level], MEMBERS[level]
+            )
+            mask = real_cells[:, :, None] & real[:, None, :]
+            here = dz + cells[:, :, None] * C + c[None, None, :]
+            zs = zs + (tl.sum(tl.load(here, mask, 0.0), 1),)
     for level in tl.static_range(L):
         KK = DOWN[level] * ACROSS[level]
         region = tl.arange(0, REGIONS[level])
         real = (region < (last - first) * KK)[:, None] & in_c[None, :]
-        gate_mean = tl.load(gate_moments + level * C + c, in_c, 0.0)
-        scale = tl.rsqrt(tl.load(gate_moments + (L + level) * C + c, in_c, 1.0) + gate_eps)
+        gate_mean = tl.load(gate_means[level] + c, in_c, 0.0)
+        scale = tl.rsqrt(tl.load(gate_variances[level] + c, in_c, 1.0) + gate_eps)
         gate_gamma = tl.load(gate_gammas[level] + c, in_c, 0.0).to(tl.float32)
         gate_beta = tl.load(gate_betas[level] + c, in_c, 0.0).to(tl.float32)
         normal = (read[level] - gate_mean[None, :]) * scale[None, :]
@@ -64,14 +74,13 @@ def gather(
     out,
     x,
     behind,  # out: the gradient behind the relu, which is the shortcut's
-    plain,  # out: rows of cells × C, its sums
-    crossed,  # out: rows of cells × C, the sums of its products with x (about x's mean, with NORM)
+    dz,  # out: rows of cells × C, the gradient of z
     weights,  # out: rows of cells × C, z
-    moments,
-    gamma,
+    moments,  # 3 × C: BN's mean and variance, and its slope
     beta,
     gates,
-    gate_moments,  # 2 × L × C
+    gate_means,  # a scale: C
+    gate_variances,
     gate_gammas,
     gate_betas,
     gate_grads,  # out: rows × C, gradients in front of each scale's sigmoid
@@ -84,7 +93,6 @@ def gather(
     XH,
     XW,
     group,
-    eps,
     gate_eps,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -104,6 +112,7 @@ def gather(
     NORM: tl.constexpr,
     RELU: tl.constexpr,
     WRITE: tl.constexpr,
+    NESTED: tl.constexpr,  # a program has one sample, and its regions hold equally many cells
 ):
     L: tl.constexpr = len(DOWN)
     groups = tl.num_programs(0)
@@ -117,19 +126,12 @@ def gather(
     Q: tl.constexpr = FH * FW
     if NORM:
         mean = tl.load(moments + c, in_c, 0.0)
-        a = tl.load(gamma + c, in_c, 0.0).to(tl.float32)
-        a *= tl.rsqrt(tl.load(moments + C + c, in_c, 1.0) + eps)
+        a = tl.load(moments + 2 * C + c, in_c, 0.0)
         shift = tl.load(beta + c, in_c, 0.0).to(tl.float32)
-    gate_slopes = ()
-    gate_intercepts = ()
-    for level in tl.static_range(L):
-        gate_mean = tl.load(gate_moments + level * C + c, in_c, 0.0)
-        gate_variance = tl.load(gate_moments + (L + level) * C + c, in_c, 1.0)
-        gate_slope, gate_intercept = affine(
-            c, in_c, gate_gammas[level], gate_betas[level], gate_mean, gate_variance, gate_eps
+    if L > 0:
+        gate_slopes, gate_intercepts = gate_lines(
+            c, in_c, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
         )
-        gate_slopes = gate_slopes + (gate_slope,)
-        gate_intercepts = gate_intercepts + (gate_intercept,)
     all_plain = tl.zeros([CT], tl.float32)
     all_crossed = tl.zeros([CT], tl.float32)
     for start in range(first * Q, last * Q, CELLS):
@@ -152,35 +154,32 @@ def gather(
                     value -= mean[None, None, :]
                     added += slope.to(tl.float32)
                 products += slope.to(tl.float32) * value
-        real = (cell < last * Q)[:, None] & in_c[None, :]
-        rows = cell[:, None] * C + c[None, :]
-        fine = tl.sum(products, 1)
+        plain = tl.sum(added, 1)
+        crossed = tl.sum(products, 1)
         if L > 0:
-            tl.store(crossed + rows, fine, real)
+            real = (cell < last * Q)[:, None] & in_c[None, :]
+            rows = cell[:, None] * C + c[None, :]
             z = weights_of(
                 gates, gate_slopes, gate_intercepts, cell, n, N, c, C, real, FH, FW, DOWN, ACROSS,
                 ROWS_AT,
             )  # fmt: skip
             tl.store(weights + rows, z, real)
             if NORM:
-                all_crossed += tl.sum(z * fine, 0)
-                fine = tl.sum(added, 1)
-                tl.store(plain + rows, fine, real)
-                all_plain += tl.sum(z * fine, 0)
-        else:
-            all_crossed += tl.sum(fine, 0)
-            all_plain += tl.sum(tl.sum(added, 1), 0)
+                tl.store(dz + rows, crossed * a[None, :] + plain * shift[None, :], real)
+                plain = plain * z
+                crossed = crossed * z
+            else:
+                tl.store(dz + rows, crossed, real)
+        all_plain += tl.sum(plain, 0)
+        all_crossed += tl.sum(crossed, 0)
     if NORM:
         tl.store(parts + (g * (L + 1) + L) * C + c, all_plain, in_c)
         tl.store(parts + ((groups + g) * (L + 1) + L) * C + c, all_crossed, in_c)
     if L > 0:
-        if not NORM:
-            a = tl.zeros([CT], tl.float32)
-            shift = a
         gate_gradients(
-            crossed, plain, a, shift, gates, gate_moments, gate_gammas, gate_betas, gate_grads,
-            parts, first, last, g, groups, N, C, c, in_c, gate_eps, FH, FW, DOWN, ACROSS, ROWS_AT,
-            MEMBERS, REGIONS, NORM,
+            dz, gates, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts,
+            first, last, g, groups, N, C, c, in_c, gate_eps, FH, FW, DOWN, ACROSS, ROWS_AT,
+            MEMBERS, REGIONS, NESTED,
         )  # fmt: skip
 
 
@@ -192,9 +191,8 @@ def scatter(
     grad_x,  # out
     weights,
     pool_grads,  # rows × C: gradients of each scale's means
-    moments,
-    gamma,
-    parts,  # 2 × groups × C: sums of the gradient in front of BN, and of its products with x
+    moments,  # 3 × C
+    sums,  # 2 × C: of the gradient in front of BN, and of its products with x
     grad_gamma,  # out
     grad_beta,  # out
     N,
@@ -203,7 +201,6 @@ def scatter(
     XC,
     XH,
     XW,
-    groups,
     eps,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -216,7 +213,6 @@ def scatter(
     BW: tl.constexpr,
     CT: tl.constexpr,
     STAGES: tl.constexpr,
-    CHUNK: tl.constexpr,
     EVEN: tl.constexpr,
     BIG: tl.constexpr,
     NORM: tl.constexpr,
@@ -230,9 +226,9 @@ def scatter(
         # du = z·g + e;  dx = a·(du − mean(du) − x̂·mean(du·x̂)), with x̂ = (x − mean)·rstd
         mean = tl.load(moments + c, in_c, 0.0)
         rstd = tl.rsqrt(tl.load(moments + C + c, in_c, 1.0) + eps)
-        a = tl.load(gamma + c, in_c, 0.0).to(tl.float32) * rstd
-        added = sums_of(parts, C, c, in_c, groups, CHUNK)
-        crossed = sums_of(parts + groups * C, C, c, in_c, groups, CHUNK) * rstd
+        a = tl.load(moments + 2 * C + c, in_c, 0.0)
+        added = tl.load(sums + c, in_c, 0.0)
+        crossed = tl.load(sums + C + c, in_c, 0.0) * rstd
         if tl.program_id(0) == 0:
             tl.store(grad_beta + c, added, in_c)
             tl.store(grad_gamma + c, crossed, in_c)

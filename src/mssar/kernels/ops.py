@@ -65,9 +65,9 @@ def _tail_backward(
     precision: str,
     write: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-    from mssar.kernels import launch
+    from mssar.kernels import launch_backward
 
-    return launch.backward(
+    return launch_backward.backward(
         grad, x, gamma, beta, params, Forward(*made), scales, Epsilons(*eps), relu,
         write, precision,
     )  # fmt: skip

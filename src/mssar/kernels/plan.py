@@ -20,7 +20,6 @@ RESIDENT = 8  # programs a processor, for passes that need not keep a sample tog
 KEPT = 1024  # sums that a program of the others keeps, at most, unless one sample has more
 SPAN = 512  # rows of a part of a weight's gradient, at most
 REGISTERS = 8192  # numbers read at once
-FEW = 8192  # parts' numbers that every reader may add up for itself
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,8 @@ class Plan:
     grouped_cells: int
     grouped_stages: int
     grouped_warps: int
+    nested: bool  # a group is one sample, and its regions hold equally many cells
+    registers: int | None  # of a thread, at most, in `sums` and `apply`
 
 
 def plan(x: Tensor, geo: Geometry) -> Plan:
@@ -64,7 +65,8 @@ def plan(x: Tensor, geo: Geometry) -> Plan:
     return Plan(
         channels, columns, blocks,
         cells, min(STAGES, tall), min(tiles, -(-RESIDENT * processors // blocks)),
-        group, groups, max(1, grouped), min(GROUPED_STAGES, tall), 1 if alone else WARPS_OF_MAPS,
+        group, groups, max(1, grouped), min(GROUPED_STAGES, tall),
+        1 if alone else WARPS_OF_MAPS, group == 1 and geo.nested, 128 if alone else None,
     )  # fmt: skip
 
 
@@ -101,18 +103,31 @@ def span(rows: int, tiles: int) -> int:
 
 @dataclass(frozen=True)
 class Products:
-    """How the branches' products are cut: rows of a tile, and warps."""
+    """How the branches' products are cut: sides of tiles, and warps."""
 
     rows: int
     warps: int
+    hidden: int  # hidden channels of a tile, where they are what is made
+    channels: int  # channels of a tile, likewise
+    deep: int  # channels that are summed over at a time
+    hidden_deep: int
+    stages: int
     weight_warps: int
+    weight_channels: int
+    weight_hidden: int
 
 
-def products(rows: int, channels: int) -> Products:
+def products(rows: int, channels: int, hidden: int) -> Products:
+    c, j = side(channels), side(hidden)
     if channels >= 1024:
-        return Products(128, 4, 4)
+        return Products(64, 4, j, side(channels, 256), side(channels, 128), j, 3, 4, c, j)
+    if channels > 256:
+        return Products(128, 8, j, side(channels, 256), c, j, 3, 4, c, j)
     if channels > 128:
-        return Products(64, 4, 4)
+        return Products(64, 4, j, c, c, j, 3, 4, c, j)
+    few = side(channels, 32)
+    if channels > 64:
+        return Products(64, 4, j, few, few, j, 3, 4, few, j)
     if rows > 4096:
-        return Products(64, 8 if channels <= 64 else 4, 8)
-    return Products(32, 4, 8)  # too few rows for all processors otherwise
+        return Products(64, 8, j, few, c, j, 2, 4, few, j)
+    return Products(32, 4, j, few, c, j, 2, 4, few, j)  # too few rows for all processors otherwise

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mssar.kernels.geometry import Geometry, geometry
 
-COUNTERS = 2  # a tile of a weight: one for each of the two products
-LARGE = 128  # channels from which a copy of Ω₂ pays that can be read faster
+LARGE = 128  # channels from which copies of Ω₁ and Ω₂ pay that can be read faster
 PER_SCALE = 6  # Ω₁, γ₁, β₁, Ω₂, γ₂, β₂
 
 
@@ -28,14 +27,14 @@ class Forward(NamedTuple):
     """What the tail gives, and what its gradient needs."""
 
     out: Tensor
-    moments: Tensor  # 2 × C
-    normal: Tensor  # rows × C: the scales' means behind BN, in front of its slope and intercept
+    moments: Tensor  # 3 × C: BN's mean, variance and slope
+    normal: Tensor  # rows × C: the scales' means, about BN's mean
     hidden: Tensor  # rows × J, padded
     hidden_moments: Tensor  # 2 × L × J, padded
     gates: Tensor  # rows × C
     gate_moments: Tensor  # 2 × L × C
-    counters: Tensor  # zeros, before and after every launch
-    packed: Tensor  # L × C × J, padded: Ω₂, where it is large
+    counters: Tensor  # a scale and tile of channels; zeros before and after every launch
+    packed: Tensor  # Ω₂ and Ω₁ with padded rows, where they are large
 
 
 def kept(x: Tensor) -> torch.dtype:
@@ -47,19 +46,20 @@ def buffers(x: Tensor, params: Sequence[Tensor], scales: Sequence[int], norm: bo
     """Their shapes."""
     geo = grids(x, scales)
     n, c = x.shape[:2]
-    levels, j = len(params) // PER_SCALE, -(-width(params) // 16) * 16
+    levels, j = len(params) // PER_SCALE, padded(width(params))
     number = torch.float32
     rows = n * geo.branch_rows if levels else 0, c
+    packed = levels * (c * j + width(params) * padded(c)) if c >= LARGE else 0
     return Forward(
         torch.empty_like(x),
-        x.new_empty((2, c if norm else 0), dtype=number),
+        x.new_empty((3, c if norm else 0), dtype=number),
         x.new_empty(rows, dtype=kept(x)),
-        x.new_empty((rows[0], j), dtype=number),
+        x.new_empty((rows[0], j), dtype=kept(x)),
         x.new_empty((2, levels, j), dtype=number),
         x.new_empty(rows, dtype=kept(x)),
         x.new_empty((2, levels, c), dtype=number),
-        x.new_empty(COUNTERS * levels * (1 + c // 16) * (1 + j // 16), dtype=torch.int32),
-        x.new_empty((levels, c, j) if c >= LARGE else 0, dtype=kept(x)),
+        x.new_empty(levels * (1 + max(c, j) // 16), dtype=torch.int32),
+        x.new_empty(packed, dtype=kept(x)),
     )
 
 
@@ -92,6 +92,11 @@ def width(params: Sequence[Tensor]) -> int:
     return int(params[0].shape[0]) if params else 0
 
 
+def padded(numbers: int) -> int:
+    """Numbers of a row that begins where whole vectors can be read."""
+    return -(-numbers // 16) * 16
+
+
 class Step(NamedTuple):
     """What a dense step gives, and what its gradient needs.  K new channels, C so far."""
 
@@ -113,14 +118,14 @@ def step_buffers(
     geo = grids(x, scales)
     n, k = x.shape[:2]
     c = rows.shape[1]
-    levels, j = len(params) // PER_SCALE, -(-width(params) // 16) * 16
+    levels, j = len(params) // PER_SCALE, padded(width(params))
     number = torch.float32
-    counters = levels * (2 + k // 16 + c // 16) * (1 + j // 16)
+    counters = levels * (1 + max(k, j) // 16)
     return Step(
         torch.empty_like(x),
         rows.new_empty((rows.shape[0], c + k) if carry else 0),
         x.new_empty((n * geo.branch_rows, c), dtype=kept(x)),
-        x.new_empty((n * geo.branch_rows, j), dtype=number),
+        x.new_empty((n * geo.branch_rows, j), dtype=kept(x)),
         x.new_empty((2, levels, j), dtype=number),
         x.new_empty((n * geo.branch_rows, k), dtype=kept(x)),
         x.new_empty((2, levels, k), dtype=number),

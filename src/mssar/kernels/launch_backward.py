@@ -1,0 +1,181 @@
+"""Launches of a tail's kernels, backward: buffers and arguments.  N batch, C channels, L scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from mssar.kernels import branches_backward, maps_backward, weights
+from mssar.kernels.launch import FOLDED, packed_weights
+from mssar.kernels.plan import WARPS_OF_MAPS, Products, chunk, members, regions, span
+from mssar.kernels.shapes import Backward, Epsilons, Forward, gradients, grids, kept, width
+from mssar.kernels.task import NUMBER, Task, beside, dense_map, laid_out
+
+ADDED = 512  # numbers of a program that adds up parts of weights' gradients
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    params: Sequence[Tensor],
+    made: Forward,
+    scales: Sequence[int],
+    eps: Epsilons,
+    relu: bool,
+    write: bool,
+    precision: str,
+) -> Backward:
+    """All gradients of ``launch.forward``; the shortcut's where ``write`` says so."""
+    grads = gradients(x, gamma, params, write)
+    task = Task(dense_map(x), gamma, beta, params, grids(x, scales), eps, precision)
+    (n, c), x = task.shape, task.x
+    grad = laid_out(grad, x)
+    out = laid_out(made.out, x) if relu else x
+    rows = (n * task.geo.cells if task.levels else 0, c)
+    z = x.new_empty(rows, dtype=kept(x))
+    gate_grads = torch.empty_like(made.gates)
+    parts = x.new_empty((2, task.cut.groups, task.levels + 1, c), **NUMBER)
+    _gather(task, grad, out, grads.shortcut, rows, z, made, gate_grads, parts, relu, write)
+    past = sums = x.new_empty((2, c), **NUMBER)
+    lines = settle(task, parts, past, made.gate_moments, grads.params)
+    pool_grads, stream = parts, None
+    held: tuple[Tensor, ...] = ()
+    if task.levels:
+        # What the second stream reads must live until it is waited for.
+        sums, pool_grads, stream, held = _branches(task, made, gate_grads, lines, past, grads)
+    cut = task.cut
+    behind = grads.shortcut if write else grad
+    maps_backward.scatter[(cut.programs, cut.blocks)](
+        behind, out, x, grads.x, z, pool_grads, made.moments, sums, grads.gamma, grads.beta,
+        n, c, *x.stride(), eps.norm,
+        **task.map(), **task.grid(), CELLS=cut.cells, STAGES=cut.stages,
+        NORM=task.norm, RELU=relu and not write, num_warps=WARPS_OF_MAPS,
+    )  # fmt: skip
+    if stream is not None:
+        torch.cuda.current_stream(x.device).wait_stream(stream)
+    del held
+    return grads
+
+
+def _gather(
+    task: Task, grad: Tensor, out: Tensor, behind: Tensor, rows: tuple[int, int], z: Tensor,
+    made: Forward, gate_grads: Tensor, parts: Tensor, relu: bool, write: bool,
+) -> None:  # fmt: skip
+    (n, c), cut, geo, x = task.shape, task.cut, task.geo, task.x
+    dz = x.new_empty(rows, **NUMBER)
+    _, _, _, _, gammas, betas = task.split(task.params)
+    maps_backward.gather[(cut.groups, cut.blocks)](
+        grad, out, x, behind, dz, z, made.moments, task.beta,
+        made.gates, made.gate_moments[0].unbind(), made.gate_moments[1].unbind(), gammas, betas,
+        gate_grads, parts, n, c, *x.stride(), cut.group, task.eps.gate,
+        **task.map(), **task.grid(), MEMBERS=members(geo, geo.grids),
+        REGIONS=regions(geo.grids, cut.group), CELLS=cut.grouped_cells,
+        STAGES=cut.grouped_stages, NORM=task.norm, RELU=relu, WRITE=write,
+        NESTED=cut.nested, num_warps=cut.grouped_warps,
+    )  # fmt: skip
+
+
+def settle(
+    task: Task, parts: Tensor, past: Tensor, moments: Tensor, grads: Sequence[Tensor]
+) -> Tensor:
+    """Add up what the gates' BN and the one in front need; the lines of the gates' gradients."""
+    n, c = task.shape
+    lines = parts.new_empty((3, task.levels, c))
+    _, _, _, _, gammas, _ = task.split(task.params)
+    _, _, _, _, d_gammas, d_betas = task.split(grads)
+    groups, grid = parts.shape[1], task.grid()
+    programs = task.levels + task.norm
+    if programs:
+        branches_backward.settle[(-(-c // FOLDED), programs)](
+            parts, past, moments, gammas, lines, d_gammas, d_betas, n, c, groups, task.eps.gate,
+            DOWN=grid["DOWN"], ACROSS=grid["ACROSS"], BC=FOLDED, CHUNK=chunk(groups, FOLDED),
+            PAST=task.norm, num_warps=4,
+        )  # fmt: skip
+    return lines
+
+
+def _branches(
+    task: Task, made: Forward, gate_grads: Tensor, lines: Tensor, past: Tensor, grads: Backward
+) -> tuple[Tensor, Tensor, torch.cuda.Stream | None, tuple[Tensor, ...]]:
+    """BN's sums for x, the pools' gradients; the stream on which weights' are, what they read."""
+    (n, c), geo, sizes, eps = task.shape, task.geo, task.sizes, task.eps
+    j, js = width(task.params), made.hidden.shape[1]
+    count, most = geo.tiles(n, sizes.rows), geo.most_tiles(n, sizes.rows)
+    _, gammas, betas, _, _, _ = task.split(task.params)
+    _, d_gammas, d_betas, _, _, _ = task.split(grads.params)
+    hidden_parts = lines.new_empty((2, count, js))
+    hidden_lines = lines.new_empty((3, task.levels, js))
+    hidden_grads = torch.empty_like(made.hidden)
+    gate_slopes = torch.empty_like(made.gates)
+    pool_grads = torch.empty_like(made.gates)
+    pool_parts = lines.new_empty((count, c))
+    sums = torch.empty_like(past)
+    reduces, c_apart, expands, j_apart = packed_weights(task, made.packed)
+    common = dict(task.grid(), **task.product())
+    cut = dict(common, BM=sizes.rows, num_warps=sizes.warps)
+    branches_backward.expand_backward[(count, -(-j // sizes.hidden))](
+        gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas, betas, expands,
+        gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas, d_betas, made.counters,
+        n, c, j, js, j_apart, eps.hidden, BJ=sizes.hidden, BK=sizes.deep,
+        TILES=chunk(most, sizes.hidden), **cut, num_stages=sizes.stages,
+    )  # fmt: skip
+    # Nothing waits for these gradients, and what follows leaves arithmetic units idle.
+    stream, held = weight_gradients(
+        task, sizes, (gate_slopes, made.hidden, made.hidden_moments, hidden_grads, hidden_lines),
+        made.normal, made.moments[2], grads.params,
+    )  # fmt: skip
+    branches_backward.reduce_backward[(count, -(-c // sizes.channels))](
+        hidden_grads, made.hidden, hidden_lines, reduces, made.normal, pool_grads, lines,
+        pool_parts, past, sums, made.counters, n, c, c_apart, c, j, js,
+        H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BC=sizes.channels,
+        BK=sizes.hidden_deep, TILES=chunk(count, sizes.channels), NORM=task.norm, SUMS=False,
+        CARRY=False, **cut, num_stages=1,
+    )  # fmt: skip
+    return sums, pool_grads, stream, held
+
+
+def weight_gradients(
+    task: Task,
+    sizes: Products,
+    rows: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    normal: Tensor,
+    slopes: Tensor | None,
+    grads: Sequence[Tensor],
+) -> tuple[torch.cuda.Stream | None, tuple[Tensor, ...]]:
+    """Those of Ω₁ and Ω₂, on a stream of their own; and what must live until it is waited for.
+
+    ``rows`` are the gates' gradients in front of their BN; the hidden layers, their statistics,
+    their gradients, and the lines that take those through BN.
+    """
+    (n, c), geo, eps = task.shape, task.geo, task.eps
+    gate_slopes, hidden, moments, hidden_grads, lines = rows
+    seen, j, js = normal.shape[1], width(task.params), hidden.shape[1]
+    _, gammas, betas, _, _, _ = task.split(task.params)
+    d_reduces, _, _, d_expands, _, _ = task.split(grads)
+    wide, deep = sizes.weight_channels, sizes.weight_hidden
+    across = -(-j // deep)
+    tiles, seen_tiles = -(-c // wide) * across, -(-seen // wide) * across
+    length = span(n * geo.branch_rows, max(tiles, seen_tiles))
+    splits = geo.tiles(n, length)
+    parts = lines.new_empty((splits, c * j)), lines.new_empty((splits, seen * j))
+    grid = task.grid()
+    stream = beside(task.x.device)
+    with torch.cuda.stream(stream) if stream is not None else nullcontext():
+        weights.weights[(splits * (tiles + seen_tiles),)](
+            gate_slopes, hidden, moments, gammas, betas, hidden_grads, lines, normal, slopes,
+            *parts, n, c, seen, j, js, eps.hidden, splits * tiles, **grid, **task.product(),
+            SPAN=length, WC=wide, WX=wide, WJ=deep, WR=64, NORM=task.norm,
+            num_warps=sizes.weight_warps, num_stages=2,
+        )  # fmt: skip
+        blocks = [-(-wide * j // ADDED) for wide in (c, seen)]
+        weights.add_parts[(sum(blocks), task.levels)](
+            *parts, d_expands, d_reduces, n, c, seen, j, blocks[0], DOWN=grid["DOWN"],
+            ACROSS=grid["ACROSS"], SPAN=length, BLOCK=ADDED,
+            CHUNK=min(8, chunk(geo.most_tiles(n, length), ADDED)), num_warps=4,
+        )  # fmt: skip
+    return stream, (*parts, gate_slopes, hidden_grads, lines)
