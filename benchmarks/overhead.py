@@ -9,7 +9,8 @@ percentile, the median over that of the faster network without recalibration (pl
 package's fused tail), and on CUDA the peak memory of a step, over that of the plain network.
 Random data, channels_last; on CUDA bf16 autocast with fp32 parameters, on a CPU fp32. A training
 step is zero_grad, forward, cross-entropy and backward, without an optimiser. The variants take
-turns, so that a machine that slows down slows all of them down.
+turns, so that a machine that slows down slows all of them down. For inference all variants alike
+keep their BN, which is not folded into convolutions.
 
 --op times the fused tail alone (BN, MS-SAR, addition, relu) against the memory it has to move.
 
@@ -24,12 +25,15 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -70,6 +74,7 @@ OPS = ((56, 64, 256), (28, 128, 256))  # side, channels, batch
 # Backward: the output, its gradient and x, to write the shortcut's gradient; that and x, to write
 # the gradient of x.
 MAPS = {"forward": 4, "backward": 7}
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # which all processes of a run share
 
 
 def _preset(name: str, batch: int, goal: float) -> Workload:
@@ -220,7 +225,7 @@ def compile_ahead(
 ) -> None:
     """Fill the compiler's cache on disk from several processes; whatever fails there fails again
     here. What they found to be fast while they shared a GPU is thrown away."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    before = choices()
 
     def child(work: Workload, variant: str) -> None:
         begun, named = time.perf_counter(), ["--workload", work.name] if wanted.workload else []
@@ -234,8 +239,28 @@ def compile_ahead(
         jobs = [pool.submit(child, work, name) for work in compiled for name in wanted.variants]
     for job in jobs:
         job.result()
-    for choice in Path(cache_dir()).rglob("*.best_config"):
+    for choice in choices() - before:
         choice.unlink()
+
+
+def choices() -> set[Path]:
+    """What the compiler found to be fast."""
+    return set(Path(os.environ[CACHE]).rglob("*.best_config"))
+
+
+@contextmanager
+def shared_cache() -> Iterator[None]:
+    """The compiler's cache in a directory that goes away again; or where the user wants it."""
+    if os.environ.get(CACHE):
+        yield
+        return
+    # A process that compiles may still write when all is done.
+    with tempfile.TemporaryDirectory(prefix="overhead-", ignore_cleanup_errors=True) as directory:
+        os.environ[CACHE] = directory
+        try:
+            yield
+        finally:
+            del os.environ[CACHE]
 
 
 def against_memory(wanted: argparse.Namespace) -> None:
@@ -324,15 +349,18 @@ def main(argv: Sequence[str]) -> int:
     if wanted.op:
         against_memory(wanted)
         return 0
-    if any("compile" in work.mode for work in works):
-        # Variants share code, and none may be given up on.
-        torch._dynamo.config.cache_size_limit = 64
-        if wanted.jobs and not wanted.compile_only:
-            compile_ahead(works, wanted, argv)
+    compiled = any("compile" in work.mode for work in works)
+    ahead = compiled and wanted.jobs and not wanted.compile_only
     failed = 0
-    for work in works:
-        failed += measure(work, wanted)
-        tidy(work)
+    # The first thing, since torch._dynamo names a directory when it is imported.
+    with shared_cache() if ahead else nullcontext():
+        if compiled:  # variants share code, and none may be given up on
+            torch._dynamo.config.cache_size_limit = 64
+        if ahead:
+            compile_ahead(works, wanted, argv)
+        for work in works:
+            failed += measure(work, wanted)
+            tidy(work)
     return 1 if failed else 0
 
 

@@ -50,6 +50,12 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of float32 on a GPU, too."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 @pytest.fixture(scope="session")
 def torchvision() -> types.ModuleType:
     """torchvision, also where its compiled operators do not fit the torch that is installed."""

@@ -6,6 +6,7 @@ Run by Triton's interpreter without a CUDA device; see ``conftest``.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mssar import MSSAR
 from mssar.kernels import fused
+from mssar.layer import Branch
+from mssar.networks import BasicBlock, Bottleneck
+from mssar.networks.densenet import DenseStep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
+TRAINED, EVALUATED = ["tail", "track"], ["tail_eval"]  # the ops of a tail, or of MSSAR alone
+BEFORE_A_RELU = {Branch: ("norm1",), DenseStep: ("norm1", "norm2")}
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,29 @@ class Tail(nn.Module):
         return ["out", *("x", "shortcut")[: len(inputs)], *(n for n, _ in self.named_parameters())]
 
 
+@torch.no_grad()
+def keep_off_zero(module: nn.Module, inputs: list[Tensor]) -> None:
+    """Move BN's intercepts to where none of its values is so near to 0 that rounding turns it."""
+    # Among few rows, one hidden value on the other side of its relu is a third of a gradient.
+    wide, moved = copy.deepcopy(module).double().train(), dict[nn.Module, Tensor]()
+
+    def move(norm: nn.Module, _: object, out: Tensor) -> Tensor:
+        values = out.transpose(0, 1).flatten(1).sort().values
+        quarter = values.shape[1] // 4  # at least so many stay on either side
+        values = values[:, quarter : values.shape[1] - quarter]
+        gap, at = values.diff().max(1, keepdim=True)
+        moved[norm] = values.gather(1, at) + gap / 2
+        return out - moved[norm][:, :, None]
+
+    for owner in wide.modules():
+        for name in BEFORE_A_RELU.get(type(owner), ()):
+            owner.get_submodule(name).register_forward_hook(move)
+    wide(*(x.double() for x in inputs))
+    for ours, copied in zip(module.modules(), wide.modules(), strict=True):
+        if copied in moved:
+            ours.bias -= moved[copied].flatten()
+
+
 def differentiated(
     call: Callable[..., Tensor], inputs: list[Tensor], module: nn.Module, probe: Tensor
 ) -> list[Tensor]:
@@ -121,3 +150,26 @@ class Launched(TorchDispatchMode):
         if namespace == "mssar":
             self.names.append(name)
         return func(*args, **(kwargs or {}))
+
+
+def launched(call: Callable[..., object], *inputs: Tensor) -> list[str]:
+    with Launched() as names:
+        call(*inputs)
+    return names
+
+
+def layer(channels: int = 12, scales: tuple[int, ...] = (1, 2), **options: Any) -> MSSAR:
+    return MSSAR(channels, scales, **{"backend": "triton", **options}).to(DEVICE)
+
+
+def block(
+    channels: int = 12,
+    recalibration: Callable[[int], nn.Module] = layer,
+    kind: type[BasicBlock] | type[Bottleneck] = BasicBlock,
+) -> nn.Module:
+    return kind(channels, channels // kind.expansion, 1, recalibration).to(DEVICE)
+
+
+def maps(*shape: int) -> Tensor:
+    x = torch.randn(shape or (4, 12, 6, 6), device=DEVICE)
+    return x.contiguous(memory_format=torch.channels_last)

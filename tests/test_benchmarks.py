@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import sys
 import types
@@ -131,6 +132,53 @@ def test_variants_take_turns(overhead):
     times = overhead.in_turns(steps, torch.device("cpu"), 0, 4)
     assert "".join(order) == "abc" + "abc" + "bca" + "cab" + "abc"  # the first is not counted
     assert {name: len(taken) for name, taken in times.items()} == dict.fromkeys("abc", 4)
+
+
+class Compiler:
+    """As torch._dynamo: there when it is asked for, and naming a directory then."""
+
+    @property
+    def config(self) -> types.SimpleNamespace:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "default")
+        return types.SimpleNamespace()
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["its own", "the user's"])
+def test_compiling_ahead_leaves_the_users_cache_as_it_was(overhead, monkeypatch, tmp_path, named):
+    """What the processes found to be fast is gone when it is measured, and nothing else."""
+    users, found, seen = tmp_path / "users", set(), set()
+    monkeypatch.setattr(torch, "_dynamo", Compiler())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    if named:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(users))
+    users.mkdir()
+    (users / "old.best_config").touch()
+
+    def cache() -> Path:
+        seen.add(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+        return max(seen)
+
+    def compiling(command, **_):
+        name = command[command.index("--compile-only") - 3]
+        for kind in ("py", "best_config"):
+            (cache() / f"{name}.{kind}").touch()
+
+    def measuring(*_):
+        found.update(file.name for file in cache().iterdir())
+        return 0
+
+    monkeypatch.setattr("subprocess.run", compiling)
+    monkeypatch.setattr(overhead, "measure", measuring)
+    monkeypatch.setattr(overhead, "tidy", lambda _: None)
+    asked = ["--mode", "compile", "--jobs", "2", "--variants", "none,mssar"]
+    assert overhead.main([*TINY, *asked]) == 0
+    assert found == {"none.py", "mssar.py"} | ({"old.best_config"} if named else set())
+    assert len(seen) == 1, "all processes share it"
+    assert (seen == {users}) == named
+    assert list(tmp_path.iterdir()) == [users]
+    assert (users / "old.best_config").exists()
+    assert ("TORCHINDUCTOR_CACHE_DIR" in os.environ) == named
 
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])

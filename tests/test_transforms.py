@@ -72,6 +72,15 @@ def test_a_compiled_layer_takes_other_sizes(unchecked, options):
         assert_close(compiled(x), layer(x), atol=1e-12, rtol=0)
 
 
+def test_a_compiled_layer_stays_on_the_device_of_its_map(unchecked):
+    """Whatever the default is for tensors that are made."""
+    layer = unchecked.MSSAR(6, dtype=torch.float64).eval()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 6, 7, 9, dtype=torch.float64)
+    with torch.no_grad(), torch.device("meta"):
+        assert_close(compiled(x), layer(x), atol=1e-12, rtol=0)
+
+
 def test_whole_networks_compile(unchecked):
     networks = unchecked.networks
     for network in (

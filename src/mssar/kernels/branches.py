@@ -47,6 +47,22 @@ def _copy_padded(block, source, target, rows, width, stride, BLOCK: tl.constexpr
 
 
 @triton.jit
+def _pack(block, reduces, expands, packed, C, J, JS, CS, BLOCK: tl.constexpr):
+    L: tl.constexpr = len(reduces)
+    wide = (C * JS + BLOCK - 1) // BLOCK
+    tall = (J * CS + BLOCK - 1) // BLOCK
+    if block < L * wide:
+        scale = block // wide
+        source = pointer_of(expands, scale, L)
+        _copy_padded(block % wide, source, packed + scale * C * JS, C, J, JS, BLOCK)
+    else:
+        block -= L * wide
+        scale = block // tall
+        target = packed + L * C * JS + scale * J * CS
+        _copy_padded(block % tall, pointer_of(reduces, scale, L), target, J, C, CS, BLOCK)
+
+
+@triton.jit
 def prepare(
     parts,  # 2 × groups × C, from `sums`
     moments,  # out: 2 × C
@@ -68,30 +84,20 @@ def prepare(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    L: tl.constexpr = len(reduces)
     pid = tl.program_id(0)
-    if pid < FOLDS:
-        c = pid * BC + tl.arange(0, BC)
-        in_c = c < C
-        squares = parts + groups * C
-        mean, variance = moments_of(parts, squares, C, c, in_c, groups, count, total, CHUNK)
-        tl.store(moments + c, mean, in_c)
-        tl.store(moments + C + c, variance, in_c)
-        a = tl.load(gamma + c, in_c, 0.0).to(tl.float32) * tl.rsqrt(variance + eps)
-        tl.store(slopes + c, a, in_c)
-    elif L > 0:
-        wide = (C * JS + BLOCK - 1) // BLOCK
-        tall = (J * CS + BLOCK - 1) // BLOCK
-        pid -= FOLDS
-        if pid < L * wide:
-            scale = pid // wide
-            source = pointer_of(expands, scale, L)
-            _copy_padded(pid % wide, source, packed + scale * C * JS, C, J, JS, BLOCK)
-        else:
-            pid -= L * wide
-            scale = pid // tall
-            target = packed + L * C * JS + scale * J * CS
-            _copy_padded(pid % tall, pointer_of(reduces, scale, L), target, J, C, CS, BLOCK)
+    if FOLDS > 0:
+        if pid < FOLDS:
+            c = pid * BC + tl.arange(0, BC)
+            in_c = c < C
+            squares = parts + groups * C
+            mean, variance = moments_of(parts, squares, C, c, in_c, groups, count, total, CHUNK)
+            tl.store(moments + c, mean, in_c)
+            tl.store(moments + C + c, variance, in_c)
+            a = tl.load(gamma + c, in_c, 0.0).to(tl.float32) * tl.rsqrt(variance + eps)
+            tl.store(slopes + c, a, in_c)
+    if len(reduces) > 0:
+        if pid >= FOLDS:
+            _pack(pid - FOLDS, reduces, expands, packed, C, J, JS, CS, BLOCK)
 
 
 @triton.jit

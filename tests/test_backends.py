@@ -1,0 +1,149 @@
+"""What a back end is: where the kernels are chosen, and where they are refused."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tails import DEVICE, EVALUATED, TRAINED, launched, maps
+from torch import nn
+
+import mssar
+from mssar.tail import Nothing
+
+pytest.importorskip("triton")
+
+from mssar.kernels import launch
+
+knows_exports = pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="since torch 2.7"
+)
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """Every tensor says that it is on a CUDA device, whose shared memory can be given."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+
+    def device(kilobytes):
+        found = SimpleNamespace(
+            shared_memory_per_block_optin=kilobytes * 1024, multi_processor_count=132
+        )
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+
+    device(227)
+    return device
+
+
+@pytest.mark.parametrize(
+    ("backend", "kilobytes", "ops"),
+    [
+        ("auto", 227, TRAINED),  # H100, H200
+        ("auto", 163, []),  # A100
+        ("auto", 99, []),  # RTX 4090
+        ("triton", 99, TRAINED),  # Triton says what does not fit
+        ("reference", 227, []),
+    ],
+)
+def test_auto_needs_room_for_the_largest_kernels(on_cuda, backend, kilobytes, ops):
+    on_cuda(kilobytes)
+    assert launched(mssar.MSSAR(12, (1, 2), backend=backend).to(DEVICE), maps()) == ops
+    network = mssar.create_model("resnet8", "mssar", backend=backend).to(DEVICE)
+    assert launched(network, maps(4, 3, 8, 8)) == 3 * ops
+
+
+@knows_exports
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize(
+    ("net", "ops"),
+    [("resnet8", 3 * EVALUATED), ("densenet100", ["region_sums", "dense_eval", "dense_eval"])],
+)
+def test_an_exported_network_has_no_kernels_in_it(unchecked, net, ops):
+    network, channels = unchecked.create_model(net, "mssar").to(DEVICE).eval(), 3
+    if net == "densenet100":
+        network, channels = network.block1, 24
+        network.steps = network.steps[:2]
+    x = maps(2, channels, 8, 8)
+    with torch.no_grad():  # with gradients evaluation does without kernels in any case
+        assert launched(network, x) == ops
+        program = torch.export.export(network, (x,), strict=False)
+        assert launched(program.module(), x) == []
+        torch.testing.assert_close(program.module()(x), network(x), rtol=1e-4, atol=1e-5)
+
+
+@knows_exports
+@pytest.mark.parametrize("strict", [True, False])
+def test_exports_are_told_from_other_calls(unchecked, strict):
+    class Which(nn.Module):
+        def forward(self, x):
+            return -x if unchecked.kernels.exporting() else x
+
+    x = torch.ones(2)
+    assert torch.equal(Which()(x), x)
+    assert torch.equal(torch.compile(Which(), backend="eager")(x), x)
+    assert torch.equal(torch.export.export(Which(), (x,), strict=strict).module()(x), -x)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="since torch 2.9")
+@pytest.mark.parametrize("recurrent", ["ieee", "tf32"])
+@pytest.mark.parametrize("convolutions", ["ieee", "tf32"])
+def test_products_are_taken_as_convolutions_in_the_newer_way_too(
+    monkeypatch, convolutions, recurrent
+):
+    cudnn, before = torch.backends.cudnn, torch.backends.cudnn.allow_tf32
+    monkeypatch.setattr(sys.modules[launch.Task.__module__], "interpreted", lambda: False)
+    try:
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = convolutions, recurrent
+        if "ieee" in (convolutions, recurrent):
+            with pytest.raises(RuntimeError, match="allow_tf32"):
+                _ = cudnn.allow_tf32
+        product = launch.Task.product(SimpleNamespace(precision="fp32"))
+        assert product == {"PRECISION": convolutions}
+    finally:
+        cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("make", [mssar.MSSAR, lambda _, backend: Nothing(backend)])
+def test_back_ends_that_are_not_there(make):
+    with pytest.raises(ValueError, match="one of auto, reference, triton; got 'cuda'"):
+        make(12, backend="cuda")
+    assert "backend" not in repr(make(12, backend="auto"))
+
+
+def test_without_the_interpreter_a_cpu_has_no_kernels():
+    program = """
+import torch, mssar
+
+for make in (lambda: mssar.MSSAR(8, backend="triton"), lambda: mssar.MSSAR(8)):
+    try:
+        make()(torch.randn(2, 8, 4, 4))
+        print("ran")
+    except ValueError as error:
+        print(error)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    refused, ran = done.stdout.splitlines()
+    assert refused.startswith("backend='triton' needs a tensor on a CUDA device; got cpu: use")
+    assert "TRITON_INTERPRET=1" in refused
+    assert ran == "ran", "the reference"
+
+
+def test_the_cost_does_not_depend_on_the_back_end():
+    found = [
+        mssar.cost(mssar.create_model("resnet8", "mssar", backend=backend), (3, 32, 32))
+        for backend in ("reference", "triton", "auto")
+    ]
+    assert found[0] == found[1] == found[2]
+    assert found[0].recalibration_macs > 0
+
+
+@pytest.mark.gpu
+def test_auto_leaves_float64_to_the_reference():
+    ours = mssar.MSSAR(12).cuda()
+    assert launched(ours, maps()) == TRAINED
+    assert launched(ours.double(), maps().double()) == []
