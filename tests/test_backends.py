@@ -27,11 +27,17 @@ def on_cuda(monkeypatch):
     """Every tensor says that it is on a CUDA device, whose shared memory can be given."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
 
+    real = torch.cuda.get_device_properties
+
+    class Properties(SimpleNamespace):
+        def __getattr__(self, name):
+            return getattr(real(0), name)
+
     def device(kilobytes):
-        found = SimpleNamespace(
+        found = Properties(
             shared_memory_per_block_optin=kilobytes * 1024, multi_processor_count=132
         )
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: found)
 
     device(227)
     return device
@@ -140,6 +146,23 @@ def test_the_cost_does_not_depend_on_the_back_end():
     ]
     assert found[0] == found[1] == found[2]
     assert found[0].recalibration_macs > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("training", [True, False])
+def test_auto_takes_the_kernels_when_compiled(unchecked, training):
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    network = unchecked.create_model("resnet8", "mssar").cuda().train(training)
+    with torch.set_grad_enabled(training):
+        torch.compile(network, backend=backend, fullgraph=True)(maps(4, 3, 8, 8))
+    (graph,) = graphs
+    called = [str(node.target) for node in graph.graph.nodes if "mssar" in str(node.target)]
+    assert sum("tail" in name for name in called) == 3
 
 
 @pytest.mark.gpu

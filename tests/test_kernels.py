@@ -305,10 +305,13 @@ def test_the_plain_modules_have_the_gradients_of_their_outputs():
 @pytest.mark.parametrize(
     "case",
     [
-        Case(256, (14, 14), 64),
+        Case(256, (14, 14), 136),  # many programs of one warp
+        Case(512, (7, 7), 70),
         Case(64, (56, 56), 16),
-        Case(512, (7, 7), 33),
         Case(64, (33, 17), 33),
+        Case(128, (7, 7), 33),
+        Case(48, (4, 4), 256),  # many rows
+        Case(1024, (5, 4), 33),
     ],
     ids=str,
 )

@@ -34,10 +34,9 @@ roomy._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def exporting() -> bool:
     """An exported program should need neither this package nor Triton."""
-    return bool(_is_exporting()) or torch.onnx.is_in_onnx_export()
-
-
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
+    # torch.compiler.is_exporting() says yes to torch.compile too, in torch 2.11.
+    exported = getattr(torch.compiler, "_is_exporting_flag", False)  # since torch 2.7
+    return bool(exported) or torch.onnx.is_in_onnx_export()
 
 
 def require_backend(backend: str) -> None:

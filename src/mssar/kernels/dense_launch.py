@@ -11,7 +11,7 @@ from torch import Tensor
 from mssar.kernels import branches, branches_backward, dense, maps
 from mssar.kernels.geometry import Geometry
 from mssar.kernels.launch_backward import settle, weight_gradients
-from mssar.kernels.plan import chunk, members, products, regions, side
+from mssar.kernels.plan import WARPS, chunk, members, products, regions, side
 from mssar.kernels.shapes import Epsilons, Step, grids, step_buffers, width
 from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
@@ -82,7 +82,7 @@ def forward(
     nothing = rows.new_empty(0)
     common = dict(
         task.grid(), **task.product(), BM=cut.rows, STATISTICS=True,
-        num_warps=cut.warps,
+        num_warps=WARPS,
     )  # fmt: skip
     branches.reduce[(count, -(-j // cut.hidden))](
         rows, nothing, nothing, None, reduces, gammas, betas, made.normal, made.hidden,
@@ -193,7 +193,7 @@ def backward(
     gate_slopes = torch.empty_like(made.gates)
     grad_rows = parts.new_empty((n * geo.pool_rows, c))
     common = dict(task.grid(), **task.product())
-    how = dict(common, BM=sizes.rows, num_warps=sizes.warps)
+    how = dict(common, BM=sizes.rows, num_warps=WARPS)
     branches_backward.expand_backward[(count, -(-j // sizes.hidden))](
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas1, betas1, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas1, d_betas1, made.counters,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mssar.kernels import branches, maps, running
 from mssar.kernels.geometry import power
-from mssar.kernels.plan import WARPS_OF_MAPS, chunk, members, regions, side
+from mssar.kernels.plan import WARPS, WARPS_OF_MAPS, chunk, members, regions, side
 from mssar.kernels.shapes import Epsilons, Forward, buffers, grids, padded, width
 from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
@@ -99,7 +99,7 @@ def _branches(
     reduces, c_apart, expands, j_apart = packed_weights(task, made.packed)
     common = dict(
         task.grid(), **task.product(), BM=sizes.rows, STATISTICS=statistics,
-        num_warps=sizes.warps,
+        num_warps=WARPS,
     )  # fmt: skip
     branches.reduce[(count, -(-j // sizes.hidden))](
         pools, made.moments, made.moments[2], task.beta, reduces, gammas, betas, made.normal,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mssar.kernels import branches_backward, maps_backward, weights
 from mssar.kernels.launch import FOLDED, packed_weights
-from mssar.kernels.plan import WARPS_OF_MAPS, Products, chunk, members, regions, span
+from mssar.kernels.plan import WARPS, WARPS_OF_MAPS, Products, chunk, members, regions, span
 from mssar.kernels.shapes import Backward, Epsilons, Forward, gradients, grids, kept, width
 from mssar.kernels.task import NUMBER, Task, beside, dense_map, laid_out
 
@@ -117,7 +117,7 @@ def _branches(
     sums = torch.empty_like(past)
     reduces, c_apart, expands, j_apart = packed_weights(task, made.packed)
     common = dict(task.grid(), **task.product())
-    cut = dict(common, BM=sizes.rows, num_warps=sizes.warps)
+    cut = dict(common, BM=sizes.rows, num_warps=WARPS)
     branches_backward.expand_backward[(count, -(-j // sizes.hidden))](
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas, betas, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas, d_betas, made.counters,
@@ -170,7 +170,7 @@ def weight_gradients(
             gate_slopes, hidden, moments, gammas, betas, hidden_grads, lines, normal, slopes,
             *parts, n, c, seen, j, js, eps.hidden, splits * tiles, **grid, **task.product(),
             SPAN=length, WC=wide, WX=wide, WJ=deep, WR=64, NORM=task.norm,
-            num_warps=sizes.weight_warps, num_stages=2,
+            num_warps=WARPS, num_stages=2,
         )  # fmt: skip
         blocks = [-(-wide * j // ADDED) for wide in (c, seen)]
         weights.add_parts[(sum(blocks), task.levels)](

@@ -14,6 +14,7 @@ from mssar.kernels.geometry import Geometry, power
 CHANNELS = 64  # of a tile of a map, at most
 ELEMENTS = 2048  # of a tile of a map, at most
 WARPS_OF_MAPS = 2
+WARPS = 4  # of products; 8 of them and larger tiles gave wrong numbers in half types (LOG.md)
 STAGES = 3  # rows of a tile that are on their way together
 GROUPED_STAGES = 5  # the same, for passes with fewer programs
 RESIDENT = 8  # programs a processor, for passes that need not keep a sample together
@@ -103,31 +104,24 @@ def span(rows: int, tiles: int) -> int:
 
 @dataclass(frozen=True)
 class Products:
-    """How the branches' products are cut: sides of tiles, and warps."""
+    """How the branches' products are cut: sides of tiles."""
 
     rows: int
-    warps: int
     hidden: int  # hidden channels of a tile, where they are what is made
     channels: int  # channels of a tile, likewise
     deep: int  # channels that are summed over at a time
     hidden_deep: int
     stages: int
-    weight_warps: int
     weight_channels: int
     weight_hidden: int
 
 
 def products(rows: int, channels: int, hidden: int) -> Products:
     c, j = side(channels), side(hidden)
-    if channels >= 1024:
-        return Products(64, 4, j, side(channels, 256), side(channels, 128), j, 3, 4, c, j)
-    if channels > 256:
-        return Products(128, 8, j, side(channels, 256), c, j, 3, 4, c, j)
-    if channels > 128:
-        return Products(64, 4, j, c, c, j, 3, 4, c, j)
     few = side(channels, 32)
+    if channels > 128:
+        return Products(64, j, c, c, j, 3, c, j)
     if channels > 64:
-        return Products(64, 4, j, few, few, j, 3, 4, few, j)
-    if rows > 4096:
-        return Products(64, 8, j, few, c, j, 2, 4, few, j)
-    return Products(32, 4, j, few, c, j, 2, 4, few, j)  # too few rows for all processors otherwise
+        return Products(64, j, few, few, j, 3, few, j)
+    # With 64 rows a tile, few rows would leave processors idle.
+    return Products(64 if rows > 4096 else 32, j, few, c, j, 2, few, j)
