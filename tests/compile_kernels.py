@@ -5,17 +5,25 @@
 Run by ``test_compilation`` in a process of its own, since the interpreter is on in the tests'.
 """
 
+import re
+import subprocess
+import tempfile
+
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from mssar.kernels import dense_launch, launch, launch_backward, windows
+from mssar.kernels import dense_launch, launch, launch_backward, plan, windows
 from mssar.kernels.shapes import PER_SCALE, Epsilons, grids
 
 EPS = Epsilons(1e-5, 1e-5, 1e-5)
 SHARED = 227 * 1024  # bytes that a program can have on an H100 or H200
+PROCESSORS = 132  # of an H100 or H200
+FRAME = 16  # bytes: some kernels need so few for other things
 compiled: set[str] = set()
+fits_in_registers = False  # whether that is asked for
 
 
 class Driver:
@@ -34,11 +42,27 @@ class Driver:
 def compiling(kernel, grid):
     def launched(*args, **kwargs):
         made = kernel.run(*args, grid=grid, warmup=True, **kwargs)
-        assert made.asm["cubin"]
-        assert made.metadata.shared <= SHARED, kernel.fn.__name__
-        compiled.add(kernel.fn.__name__)
+        name = kernel.fn.__name__
+        assert made.metadata.shared <= SHARED, name
+        if fits_in_registers:
+            assert frame(made.asm["cubin"]) <= FRAME, f"{name} has more numbers than registers"
+        compiled.add(name)
 
     return launched
+
+
+def frame(binary):
+    """Bytes of memory that a thread keeps numbers in which have no room in registers."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        told = subprocess.run(
+            [knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    return int(re.search(r"STACK:(\d+)", told.stdout)[1])
 
 
 def parameters(channels, seen, hidden, levels):
@@ -48,8 +72,8 @@ def parameters(channels, seen, hidden, levels):
     return [torch.empty(shape) for _ in range(levels) for shape in shapes]
 
 
-def tail(n, c, size, scales, dtype, precision, norm=True):
-    x = torch.empty(n, c, *size, dtype=dtype).contiguous(memory_format=torch.channels_last)
+def tail(n, c, size, scales, dtype, precision, norm=True, layout=torch.channels_last):
+    x = torch.empty(n, c, *size, dtype=dtype).contiguous(memory_format=layout)
     levels, j = len(scales), max(1, c // max(1, len(scales)))
     params = parameters(c, c, j, levels)
     gamma, beta = (torch.empty(c), torch.empty(c)) if norm else (None, None)
@@ -81,11 +105,19 @@ def dense(n, k, c, size, dtype, precision, carry):
 
 
 def main() -> None:
+    global fits_in_registers
     driver.set_active(Driver())
     JITFunction.__getitem__ = compiling
+    plan._processors = lambda _: PROCESSORS
     tail(4, 5, (7, 7), (1, 2, 4), torch.float32, "fp32")  # one hidden channel
     tail(41, 140, (2, 1), (1,), torch.bfloat16, "bf16", norm=False)  # one part of a weight
     tail(256, 64, (56, 56), (1, 2, 4), torch.float16, "fp16")
+    tail(256, 512, (7, 7), (1, 2, 4), torch.bfloat16, "bf16")
+    fits_in_registers = True  # those that did not gave wrong numbers on an H200 (LOG.md)
+    for dtype, precision in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
+        contiguous = torch.contiguous_format
+        tail(256, 256, (14, 14), (1, 2, 4), dtype, precision, layout=contiguous)
+    fits_in_registers = False
     tail(4, 600, (7, 7), (1, 2), torch.bfloat16, "bf16")  # too many hidden ones for one program
     tail(8, 12, (3, 2), (), torch.bfloat16, "bf16")
     dense(64, 12, 24, (32, 32), torch.bfloat16, "bf16", carry=True)

@@ -61,7 +61,7 @@ def test_auto_needs_room_for_the_largest_kernels(on_cuda, backend, kilobytes, op
 
 
 @knows_exports
-@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.usefixtures("on_cuda", "exact_products")
 @pytest.mark.parametrize(
     ("net", "ops"),
     [("resnet8", 3 * EVALUATED), ("densenet100", ["region_sums", "dense_eval", "dense_eval"])],

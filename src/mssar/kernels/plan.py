@@ -13,6 +13,7 @@ from mssar.kernels.geometry import Geometry, power
 # The numbers below were found on an H200, by trying (LOG.md).
 CHANNELS = 64  # of a tile of a map, at most
 ELEMENTS = 2048  # of a tile of a map, at most
+SCATTERED = 1024  # the same, of a map whose channels lie apart: more would not fit in registers
 WARPS_OF_MAPS = 2
 WARPS = 4  # of products; 8 of them and larger tiles gave wrong numbers in half types (LOG.md)
 STAGES = 3  # rows of a tile that are on their way together
@@ -39,7 +40,7 @@ class Plan:
     grouped_stages: int
     grouped_warps: int
     nested: bool  # a group is one sample, and its regions hold equally many cells
-    registers: int | None  # of a thread, at most, in `sums` and `apply`
+    registers: int | None  # of a thread, at most, in `apply`
 
 
 def plan(x: Tensor, geo: Geometry) -> Plan:
@@ -48,7 +49,8 @@ def plan(x: Tensor, geo: Geometry) -> Plan:
     channels = max(1, min(power(c), CHANNELS, 2 * REGISTERS // power(geo.cells)))
     columns = min(power(-(-width // geo.fine[1])), 64)
     tall = -(-height // geo.fine[0])
-    fit = max(1, ELEMENTS // (columns * channels))
+    last = x.stride(1) == 1 or c == 1  # channels last: several of them are read at once
+    fit = max(1, (ELEMENTS if last else SCATTERED) // (columns * channels))
     blocks = -(-c // channels)
     cells = min(fit, power(n * geo.cells))
     while (
@@ -61,7 +63,7 @@ def plan(x: Tensor, geo: Geometry) -> Plan:
     group = max(1, min(n * blocks // (4 * processors), n, KEPT // (power(geo.cells) * channels)))
     groups = -(-n // group)
     # Small maps with many programs: they hide each other's waiting, and barriers cost less.
-    alone = tall <= 4 and groups * blocks > 4 * processors
+    alone = last and tall <= 4 and groups * blocks > 4 * processors
     grouped = min(fit // 2 if alone else fit, power(group * geo.cells))
     return Plan(
         channels, columns, blocks,
