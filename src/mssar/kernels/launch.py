@@ -53,7 +53,7 @@ def _sums(task: Task, pools: Tensor, parts: Tensor, counters: Tensor, *, moments
         **task.map(), LEVELS=geo.levels, MEMBERS=members(geo, geo.levels),
         REGIONS=regions(geo.levels, cut.group), CELLS=cut.grouped_cells,
         STAGES=cut.grouped_stages, MOMENTS=moments, NESTED=cut.nested,
-        num_warps=cut.grouped_warps,
+        num_warps=cut.grouped_warps, maxnreg=cut.registers,
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class Plan:
     grouped_stages: int
     grouped_warps: int
     nested: bool  # a group is one sample, and its regions hold equally many cells
-    registers: int | None  # of a thread, at most, in `apply`
+    registers: int | None  # of a thread, at most, in `sums` and `apply`
 
 
 def plan(x: Tensor, geo: Geometry) -> Plan:
