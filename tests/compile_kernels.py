@@ -112,11 +112,11 @@ def main() -> None:
     tail(4, 5, (7, 7), (1, 2, 4), torch.float32, "fp32")  # one hidden channel
     tail(41, 140, (2, 1), (1,), torch.bfloat16, "bf16", norm=False)  # one part of a weight
     tail(256, 64, (56, 56), (1, 2, 4), torch.float16, "fp16")
-    tail(256, 512, (7, 7), (1, 2, 4), torch.bfloat16, "bf16")
     fits_in_registers = True  # those that did not gave wrong numbers on an H200 (LOG.md)
-    for dtype, precision in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
-        contiguous = torch.contiguous_format
-        tail(256, 256, (14, 14), (1, 2, 4), dtype, precision, layout=contiguous)
+    tail(256, 512, (7, 7), (1, 2, 4), torch.bfloat16, "bf16")
+    tail(64, 65, (15, 15), (3, 5), torch.bfloat16, "bf16")
+    for layout in (torch.channels_last, torch.contiguous_format):
+        tail(256, 256, (14, 14), (1, 2, 4), torch.float16, "fp16", layout=layout)
     fits_in_registers = False
     tail(4, 600, (7, 7), (1, 2), torch.bfloat16, "bf16")  # too many hidden ones for one program
     tail(8, 12, (3, 2), (), torch.bfloat16, "bf16")

@@ -58,7 +58,8 @@ for backend in ("auto", "reference", "triton"):
             print(backend, error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    refused = "triton backend='triton' needs Triton: pip install triton, or backend='auto'\n" * 2
+    advice = "needs Triton 3.4 or newer: pip install -U triton, or backend='auto'"
+    refused = f"triton backend='triton' {advice}\n" * 2
     assert done.stdout == "auto works\n" * 2 + "reference works\n" * 2 + refused, done.stderr
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
@@ -14,7 +15,20 @@ from torch import Tensor
 BACKENDS = ("auto", "reference", "triton")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHARED = 227 * 1024  # bytes: what Hopper has, H100 and H200
-AVAILABLE = importlib.util.find_spec("triton") is not None
+OLDEST = (3, 4)  # Triton: earlier ones do not compile the kernels
+
+
+def _available() -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        numbers = version("triton").split(".")[:2]
+    except PackageNotFoundError:  # under another name: no way to know
+        return True
+    return tuple(int(n) for n in numbers if n.isdecimal()) >= OLDEST
+
+
+AVAILABLE = _available()
 
 
 def interpreted() -> bool:
@@ -34,7 +48,7 @@ roomy._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def exporting() -> bool:
     """An exported program should need neither this package nor Triton."""
-    # torch.compiler.is_exporting() says yes to torch.compile too, in torch 2.11.
+    # torch.compiler.is_exporting() says yes to torch.compile too, in torch 2.7 to 2.11.
     exported = getattr(torch.compiler, "_is_exporting_flag", False)  # since torch 2.7
     return bool(exported) or torch.onnx.is_in_onnx_export()
 
@@ -52,7 +66,9 @@ def chosen(backend: str, x: Tensor) -> bool:
     if backend == "reference" or x.is_meta:  # without numbers nothing is computed
         return False
     if not AVAILABLE:
-        raise ValueError("backend='triton' needs Triton: pip install triton, or backend='auto'")
+        raise ValueError(
+            "backend='triton' needs Triton 3.4 or newer: pip install -U triton, or backend='auto'"
+        )
     if x.dtype not in DTYPES:
         names = ", ".join(str(dtype) for dtype in DTYPES)
         raise ValueError(f"the kernels take {names}; got {x.dtype}: use backend='reference'")

@@ -65,8 +65,7 @@ def _pack(block, reduces, expands, packed, C, J, JS, CS, BLOCK: tl.constexpr):
 @triton.jit
 def prepare(
     parts,  # 2 × groups × C, from `sums`
-    moments,  # out: 2 × C
-    slopes,  # out: C, a
+    moments,  # out: 3 × C, BN's mean and variance, and its slope
     gamma,
     reduces,  # a scale: J × C
     expands,  # a scale: C × J
@@ -94,7 +93,7 @@ def prepare(
             tl.store(moments + c, mean, in_c)
             tl.store(moments + C + c, variance, in_c)
             a = tl.load(gamma + c, in_c, 0.0).to(tl.float32) * tl.rsqrt(variance + eps)
-            tl.store(slopes + c, a, in_c)
+            tl.store(moments + 2 * C + c, a, in_c)
     if len(reduces) > 0:
         if pid >= FOLDS:
             _pack(pid - FOLDS, reduces, expands, packed, C, J, JS, CS, BLOCK)
@@ -103,8 +102,7 @@ def prepare(
 @triton.jit
 def reduce(
     pools,
-    moments,  # 2 × C
-    slopes,  # C
+    moments,  # 3 × C
     beta,
     weights,  # a scale: J × C, rows CW apart
     gammas,
@@ -159,7 +157,7 @@ def reduce(
         if tl.program_id(1) == 0:
             tl.store(normal + (before + r)[:, None] * C + c[None, :], pool, mask)
         if NORM:
-            a = tl.load(slopes + c, in_c, 0.0)
+            a = tl.load(moments + 2 * C + c, in_c, 0.0)
             b = tl.load(beta + c, in_c, 0.0).to(tl.float32)
             pool = tl.where(mask, pool * a[None, :] + b[None, :], 0.0)
         acc = product(pool, w, acc, PRECISION)

@@ -16,6 +16,7 @@ from mssar.kernels.shapes import Epsilons, Step, grids, step_buffers, width
 from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
 WIDTH = 64  # of a block of columns that are copied
+FEW = 64  # channels, as whose products a step's are cut: its own are fewer
 
 
 def sums(x: Tensor, scales: Sequence[int]) -> Tensor:
@@ -72,7 +73,7 @@ def forward(
     made = step_buffers(task.x, rows, params, scales, carry)
     (n, k), c, geo = task.shape, rows.shape[1], task.geo
     j, js = width(params), made.hidden.shape[1]
-    cut = products(n * geo.branch_rows, 64, j)
+    cut = products(n * geo.branch_rows, FEW, j)
     count, most = geo.tiles(n, cut.rows), geo.most_tiles(n, cut.rows)
     hidden_parts = rows.new_empty((2, count, js))
     gate_parts = rows.new_empty((2, count, k))
@@ -85,14 +86,14 @@ def forward(
         num_warps=WARPS,
     )  # fmt: skip
     branches.reduce[(count, -(-j // cut.hidden))](
-        rows, nothing, nothing, None, reduces, gammas, betas, made.normal, made.hidden,
+        rows, nothing, None, reduces, gammas, betas, made.normal, made.hidden,
         hidden_parts, made.hidden_moments, lines, made.counters, n, c, c, j, js, eps.hidden,
         H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BJ=cut.hidden, BK=side(c),
         TILES=chunk(most, cut.hidden), NORM=False, **common, num_stages=2,
     )  # fmt: skip
     branches.expand[(count, -(-k // side(k)))](
         made.hidden, lines, expands, made.gates, gate_parts, made.gate_moments, made.counters,
-        n, k, j, js, j, BC=side(k), BK=cut.hidden_deep, TILES=chunk(most, side(k)), **common,
+        n, k, j, js, j, BC=side(k), BK=cut.hidden, TILES=chunk(most, side(k)), **common,
         num_stages=1,
     )  # fmt: skip
     means, variances = made.gate_moments
@@ -184,16 +185,16 @@ def backward(
         NESTED=cut.nested, num_warps=cut.grouped_warps,
     )  # fmt: skip
     j, js = width(params), made.hidden.shape[1]
-    sizes = products(n * geo.branch_rows, 64, j)
+    sizes = products(n * geo.branch_rows, FEW, j)
     count, most = geo.tiles(n, sizes.rows), geo.most_tiles(n, sizes.rows)
-    lines = settle(task, parts, parts, made.gate_moments, grads)
+    unused = parts  # by a step, which has no BN in front
+    lines = settle(task, parts, unused, made.gate_moments, grads)
     hidden_parts = parts.new_empty((2, count, js))
     hidden_lines = parts.new_empty((3, task.levels, js))
     hidden_grads = torch.empty_like(made.hidden)
     gate_slopes = torch.empty_like(made.gates)
     grad_rows = parts.new_empty((n * geo.pool_rows, c))
-    common = dict(task.grid(), **task.product())
-    how = dict(common, BM=sizes.rows, num_warps=WARPS)
+    how = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=WARPS)
     branches_backward.expand_backward[(count, -(-j // sizes.hidden))](
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas1, betas1, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas1, d_betas1, made.counters,
@@ -206,8 +207,8 @@ def backward(
     )  # fmt: skip
     branches_backward.reduce_backward[(count, -(-c // side(c)))](
         hidden_grads, made.hidden, hidden_lines, reduces, made.normal, grad_rows, some,
-        parts, parts, parts, made.counters, n, c, c, c + k, j, js,
-        H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BC=side(c), BK=sizes.hidden_deep,
+        unused, unused, unused, made.counters, n, c, c, c + k, j, js,
+        H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BC=side(c), BK=sizes.hidden,
         TILES=1, NORM=False, SUMS=True, CARRY=rows_grad is not None, **how, num_stages=1,
     )  # fmt: skip
     if stream is not None:

@@ -53,7 +53,7 @@ def _sums(task: Task, pools: Tensor, parts: Tensor, counters: Tensor, *, moments
         **task.map(), LEVELS=geo.levels, MEMBERS=members(geo, geo.levels),
         REGIONS=regions(geo.levels, cut.group), CELLS=cut.grouped_cells,
         STAGES=cut.grouped_stages, MOMENTS=moments, NESTED=cut.nested,
-        num_warps=cut.grouped_warps, maxnreg=cut.registers,
+        num_warps=cut.grouped_warps,
     )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def _prepare(task: Task, parts: Tensor, made: Forward, *, statistics: bool) -> N
     if folds + copies == 0:
         return
     branches.prepare[(folds + copies,)](
-        parts, made.moments, made.moments[2], task.gamma, reduces, expands, made.packed,
+        parts, made.moments, task.gamma, reduces, expands, made.packed,
         c, j, padded(j), padded(c), cut.groups, cut.group * size, n * size, task.eps.norm,
         FOLDS=folds, BC=FOLDED, CHUNK=chunk(cut.groups, FOLDED), BLOCK=PACKED,
         num_warps=4,
@@ -102,7 +102,7 @@ def _branches(
         num_warps=WARPS,
     )  # fmt: skip
     branches.reduce[(count, -(-j // sizes.hidden))](
-        pools, made.moments, made.moments[2], task.beta, reduces, gammas, betas, made.normal,
+        pools, made.moments, task.beta, reduces, gammas, betas, made.normal,
         made.hidden, hidden_parts, made.hidden_moments, lines, made.counters,
         n, c, c_apart, j, js, task.eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BJ=sizes.hidden,
@@ -111,7 +111,7 @@ def _branches(
     )  # fmt: skip
     branches.expand[(count, -(-c // sizes.channels))](
         made.hidden, lines, expands, made.gates, gate_parts, made.gate_moments, made.counters,
-        n, c, j, js, j_apart, BC=sizes.channels, BK=sizes.hidden_deep,
+        n, c, j, js, j_apart, BC=sizes.channels, BK=sizes.hidden,
         TILES=chunk(most, sizes.channels), **common, num_stages=1,
     )  # fmt: skip
 
@@ -128,7 +128,6 @@ def _apply(
         n, c, *x.stride(), task.eps.norm, task.eps.gate,
         **task.map(), **task.grid(), CELLS=cut.cells, STAGES=cut.stages,
         NORM=task.norm, SHORTCUT=shortcut is not None, RELU=relu, num_warps=WARPS_OF_MAPS,
-        maxnreg=cut.registers,
     )  # fmt: skip
 
 

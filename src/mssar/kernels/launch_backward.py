@@ -41,9 +41,9 @@ def backward(
     gate_grads = torch.empty_like(made.gates)
     parts = x.new_empty((2, task.cut.groups, task.levels + 1, c), **NUMBER)
     _gather(task, grad, out, grads.shortcut, rows, z, made, gate_grads, parts, relu, write)
-    past = sums = x.new_empty((2, c), **NUMBER)
+    past = x.new_empty((2, c), **NUMBER)
     lines = settle(task, parts, past, made.gate_moments, grads.params)
-    pool_grads, stream = parts, None
+    sums, pool_grads, stream = past, parts, None  # without pools nothing reads their gradients
     held: tuple[Tensor, ...] = ()
     if task.levels:
         # What the second stream reads must live until it is waited for.
@@ -116,8 +116,7 @@ def _branches(
     pool_parts = lines.new_empty((count, c))
     sums = torch.empty_like(past)
     reduces, c_apart, expands, j_apart = packed_weights(task, made.packed)
-    common = dict(task.grid(), **task.product())
-    cut = dict(common, BM=sizes.rows, num_warps=WARPS)
+    cut = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=WARPS)
     branches_backward.expand_backward[(count, -(-j // sizes.hidden))](
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas, betas, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas, d_betas, made.counters,
@@ -133,7 +132,7 @@ def _branches(
         hidden_grads, made.hidden, hidden_lines, reduces, made.normal, pool_grads, lines,
         pool_parts, past, sums, made.counters, n, c, c_apart, c, j, js,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BC=sizes.channels,
-        BK=sizes.hidden_deep, TILES=chunk(count, sizes.channels), NORM=task.norm, SUMS=False,
+        BK=sizes.hidden, TILES=chunk(count, sizes.channels), NORM=task.norm, SUMS=False,
         CARRY=False, **cut, num_stages=1,
     )  # fmt: skip
     return sums, pool_grads, stream, held
@@ -157,7 +156,7 @@ def weight_gradients(
     seen, j, js = normal.shape[1], width(task.params), hidden.shape[1]
     _, gammas, betas, _, _, _ = task.split(task.params)
     d_reduces, _, _, d_expands, _, _ = task.split(grads)
-    wide, deep = sizes.weight_channels, sizes.weight_hidden
+    wide, deep = sizes.channels, sizes.hidden
     across = -(-j // deep)
     tiles, seen_tiles = -(-c // wide) * across, -(-seen // wide) * across
     length = span(n * geo.branch_rows, max(tiles, seen_tiles))
@@ -169,7 +168,7 @@ def weight_gradients(
         weights.weights[(splits * (tiles + seen_tiles),)](
             gate_slopes, hidden, moments, gammas, betas, hidden_grads, lines, normal, slopes,
             *parts, n, c, seen, j, js, eps.hidden, splits * tiles, **grid, **task.product(),
-            SPAN=length, WC=wide, WX=wide, WJ=deep, WR=64, NORM=task.norm,
+            SPAN=length, WC=wide, WJ=deep, WR=64, NORM=task.norm,
             num_warps=WARPS, num_stages=2,
         )  # fmt: skip
         blocks = [-(-wide * j // ADDED) for wide in (c, seen)]

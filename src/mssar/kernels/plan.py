@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from mssar.kernels.geometry import Geometry, power
 # The numbers below were found on an H200, by trying (LOG.md).
 CHANNELS = 64  # of a tile of a map, at most
 ELEMENTS = 2048  # of a tile of a map, at most
-SCATTERED = 1024  # the same, of a map whose channels lie apart: more would not fit in registers
+SCATTERED = 1024  # the same where channels lie apart or regions are many, for want of registers
 WARPS_OF_MAPS = 2
 WARPS = 4  # of products; 8 of them and larger tiles gave wrong numbers in half types (LOG.md)
 STAGES = 3  # rows of a tile that are on their way together
@@ -22,6 +23,7 @@ RESIDENT = 8  # programs a processor, for passes that need not keep a sample tog
 KEPT = 1024  # sums that a program of the others keeps, at most, unless one sample has more
 SPAN = 512  # rows of a part of a weight's gradient, at most
 REGISTERS = 8192  # numbers read at once
+TOGETHER = 4096  # cells × channels of a sample's regions, likewise
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,20 @@ class Plan:
     grouped_stages: int
     grouped_warps: int
     nested: bool  # a group is one sample, and its regions hold equally many cells
-    registers: int | None  # of a thread, at most, in `sums` and `apply`
 
 
 def plan(x: Tensor, geo: Geometry) -> Plan:
     n, c, height, width = x.shape
     processors = _processors(x.device)
-    channels = max(1, min(power(c), CHANNELS, 2 * REGISTERS // power(geo.cells)))
-    columns = min(power(-(-width // geo.fine[1])), 64)
+    # What `gather` reads of a sample at once must fit in registers too.
+    most = max(map(mul, regions(geo.grids, 1), members(geo, geo.grids)))
+    channels = max(1, min(power(c), CHANNELS, TOGETHER // most))
+    # Channels last: several of them are read at once.
+    easy = (x.stride(1) == 1 or c == 1) and most * channels <= SCATTERED
+    room = ELEMENTS if easy else SCATTERED
+    columns = min(power(-(-width // geo.fine[1])), 64, max(1, room // channels))
     tall = -(-height // geo.fine[0])
-    last = x.stride(1) == 1 or c == 1  # channels last: several of them are read at once
-    fit = max(1, (ELEMENTS if last else SCATTERED) // (columns * channels))
+    fit = max(1, room // (columns * channels))
     blocks = -(-c // channels)
     cells = min(fit, power(n * geo.cells))
     while (
@@ -63,13 +68,13 @@ def plan(x: Tensor, geo: Geometry) -> Plan:
     group = max(1, min(n * blocks // (4 * processors), n, KEPT // (power(geo.cells) * channels)))
     groups = -(-n // group)
     # Small maps with many programs: they hide each other's waiting, and barriers cost less.
-    alone = last and tall <= 4 and groups * blocks > 4 * processors
+    alone = easy and tall <= 4 and groups * blocks > 4 * processors
     grouped = min(fit // 2 if alone else fit, power(group * geo.cells))
     return Plan(
         channels, columns, blocks,
         cells, min(STAGES, tall), min(tiles, -(-RESIDENT * processors // blocks)),
         group, groups, max(1, grouped), min(GROUPED_STAGES, tall),
-        1 if alone else WARPS_OF_MAPS, group == 1 and geo.nested, 128 if alone else None,
+        1 if alone else WARPS_OF_MAPS, group == 1 and geo.nested,
     )  # fmt: skip
 
 
@@ -109,21 +114,17 @@ class Products:
     """How the branches' products are cut: sides of tiles."""
 
     rows: int
-    hidden: int  # hidden channels of a tile, where they are what is made
-    channels: int  # channels of a tile, likewise
+    channels: int
+    hidden: int
     deep: int  # channels that are summed over at a time
-    hidden_deep: int
     stages: int
-    weight_channels: int
-    weight_hidden: int
 
 
 def products(rows: int, channels: int, hidden: int) -> Products:
-    c, j = side(channels), side(hidden)
-    few = side(channels, 32)
+    c, j, few = side(channels), side(hidden), side(channels, 32)
     if channels > 128:
-        return Products(64, j, c, c, j, 3, c, j)
+        return Products(64, c, j, c, 3)
     if channels > 64:
-        return Products(64, j, few, few, j, 3, few, j)
+        return Products(64, few, j, few, 3)
     # With 64 rows a tile, few rows would leave processors idle.
-    return Products(64 if rows > 4096 else 32, j, few, c, j, 2, few, j)
+    return Products(64 if rows > 4096 else 32, few, j, c, 2)

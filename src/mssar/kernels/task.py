@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ NUMBER: Any = {"dtype": torch.float32}
 
 @dataclass(frozen=True)
 class Task:
-    """A map and the settings of its tail, as the kernels want to be told of them."""
+    """``x`` has no holes: all maps of a launch lie in memory as it does."""
 
     x: Tensor
     gamma: Tensor | None
@@ -44,11 +45,11 @@ class Task:
     def norm(self) -> bool:
         return self.gamma is not None
 
-    @property
+    @cached_property
     def cut(self) -> Plan:
         return plan(self.x, self.geo)
 
-    @property
+    @cached_property
     def sizes(self) -> Products:
         return products(self.shape[0] * self.geo.branch_rows, self.shape[1], width(self.params))
 

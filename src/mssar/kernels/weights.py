@@ -116,7 +116,6 @@ def weights(
     ROWS_AT: tl.constexpr,
     SPAN: tl.constexpr,
     WC: tl.constexpr,
-    WX: tl.constexpr,
     WJ: tl.constexpr,
     WR: tl.constexpr,
     NORM: tl.constexpr,
@@ -131,7 +130,7 @@ def weights(
     else:
         _reduce_weights(
             pid - programs, hidden_grads, hidden, hidden_lines, normal, slopes, reduce_parts,
-            N, CX, J, JS, DOWN, ACROSS, ROWS_AT, SPAN, WX, WJ, WR, NORM, PRECISION,
+            N, CX, J, JS, DOWN, ACROSS, ROWS_AT, SPAN, WC, WJ, WR, NORM, PRECISION,
         )  # fmt: skip
 
 
