@@ -26,7 +26,11 @@ pytestmark = pytest.mark.usefixtures("exact_products")
 
 # What may be added to three times the modules' own distance. The interpreter cuts bfloat16 off
 # where a GPU rounds.
-SLACK = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 1e-3}
+SLACK = {
+    torch.float32: 5e-6,
+    torch.bfloat16: 2e-2 if DEVICE == "cuda" else 4e-2,
+    torch.float16: 1e-3,
+}
 HALVES = [torch.bfloat16, torch.float16]
 
 

@@ -1,9 +1,13 @@
 """The branches on rows, all scales in one launch.  N batch, C channels, J hidden channels.
 
-    prepare   parts of sums → BN's statistics of x; weights as the products read them
-    reduce    pools         → Ω₁ · pool, statistics
-    expand    Ω₁ · pool     → Ω₂ · relu(BN(·)), statistics: the gates, but for BN and sigmoid
-    evaluate  pools         → the gates in one go, where statistics are given
+    prepare   parts of sums → BN's statistics of x; means and weights as the products read them
+    reduce    means         → Ω₁ · mean, statistics
+    expand    Ω₁ · mean     → Ω₂ · relu(BN(·)), statistics: the gates, but for BN and sigmoid
+    evaluate  means         → both in one go, where statistics are given
+
+BN in front is a slope and an intercept a channel, for means about BN's own. The slope goes into Ω₁;
+the intercept adds the same to all rows, which the hidden layer's BN takes off again: it is left
+out. So there is nothing left to do but multiply.
 
 BN needs the statistics of all rows: hence the cut into launches. Rows of hidden layers are JS
 numbers apart, so that they begin at addresses that can be read several numbers at a time. Whoever
@@ -47,68 +51,97 @@ def _copy_padded(block, source, target, rows, width, stride, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _pack(block, reduces, expands, packed, C, J, JS, CS, BLOCK: tl.constexpr):
-    L: tl.constexpr = len(reduces)
-    wide = (C * JS + BLOCK - 1) // BLOCK
-    tall = (J * CS + BLOCK - 1) // BLOCK
-    if block < L * wide:
-        scale = block // wide
-        source = pointer_of(expands, scale, L)
-        _copy_padded(block % wide, source, packed + scale * C * JS, C, J, JS, BLOCK)
-    else:
-        block -= L * wide
-        scale = block // tall
-        target = packed + L * C * JS + scale * J * CS
-        _copy_padded(block % tall, pointer_of(reduces, scale, L), target, J, C, CS, BLOCK)
-
-
-@triton.jit
 def prepare(
-    parts,  # 2 × groups × C, from `sums`
-    moments,  # out: 3 × C, BN's mean and variance, and its slope
+    parts,  # with NORM: 2 × groups × C, from `sums`
+    moments,  # out, with NORM: 3 × C, BN's mean, variance and slope
     gamma,
+    means,  # with NORM: rows × C, from `sums`
+    normal,  # out, with NORM: the same, about BN's mean
     reduces,  # a scale: J × C
     expands,  # a scale: C × J
-    packed,  # out: the same, expands first, rows JS and CS apart
+    packed,  # out: expands, rows JS apart; reduces with that slope, rows CS apart; and without
     C,
     J,
     JS,
     CS,
+    rows,
     groups,
     count,  # values of a part
     total,
     eps,
-    FOLDS: tl.constexpr,  # programs for the statistics
+    FOLDS: tl.constexpr,  # programs for all channels; each part of the rows has as many
+    SHARES: tl.constexpr,  # parts of the rows; the first have a scale's Ω₁ to copy as well
     BC: tl.constexpr,
+    BM: tl.constexpr,
+    BJ: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
 ):
+    L: tl.constexpr = len(reduces)
     pid = tl.program_id(0)
-    if FOLDS > 0:
-        if pid < FOLDS:
-            c = pid * BC + tl.arange(0, BC)
-            in_c = c < C
+    if pid < FOLDS * SHARES:
+        share = pid // FOLDS
+        c = pid % FOLDS * BC + tl.arange(0, BC)
+        in_c = c < C
+        a = tl.full([BC], 1.0, tl.float32)
+        if NORM:
             squares = parts + groups * C
             mean, variance = moments_of(parts, squares, C, c, in_c, groups, count, total, CHUNK)
-            tl.store(moments + c, mean, in_c)
-            tl.store(moments + C + c, variance, in_c)
             a = tl.load(gamma + c, in_c, 0.0).to(tl.float32) * tl.rsqrt(variance + eps)
-            tl.store(moments + 2 * C + c, a, in_c)
-    if len(reduces) > 0:
-        if pid >= FOLDS:
-            _pack(pid - FOLDS, reduces, expands, packed, C, J, JS, CS, BLOCK)
+            if share == 0:
+                tl.store(moments + c, mean, in_c)
+                tl.store(moments + C + c, variance, in_c)
+                tl.store(moments + 2 * C + c, a, in_c)
+        if L > 0:
+            if NORM:
+                most = (rows + SHARES - 1) // SHARES
+                end = tl.minimum((share + 1) * most, rows)
+                for start in range(share * most, end, BM):
+                    r = start + tl.arange(0, BM)
+                    at = r[:, None] * C + c[None, :]
+                    mask = (r < end)[:, None] & in_c[None, :]
+                    tl.store(normal + at, tl.load(means + at, mask, 0.0) - mean[None, :], mask)
+            if share < L:
+                source = pointer_of(reduces, share, L)
+                steep = packed + L * C * JS + share * J * CS
+                plain = steep + L * J * CS
+                for start in range(0, J, BJ):
+                    j = start + tl.arange(0, BJ)
+                    in_j = (j < J)[:, None]
+                    w = tl.load(source + j[:, None] * C + c[None, :], in_j & in_c[None, :], 0.0)
+                    w = w.to(tl.float32)
+                    mask = in_j & (c < CS)[None, :]  # zeros in what pads a row
+                    tl.store(steep + j[:, None] * CS + c[None, :], w * a[None, :], mask)
+                    tl.store(plain + j[:, None] * CS + c[None, :], w, mask)
+    elif L > 0:
+        wide = (C * JS + BLOCK - 1) // BLOCK
+        block = pid - FOLDS * SHARES
+        scale = block // wide
+        source = pointer_of(expands, scale, L)
+        _copy_padded(block % wide, source, packed + scale * C * JS, C, J, JS, BLOCK)
+
+
+@triton.jit
+def _given_line(scale, j, in_j, means, variances, gammas, betas, eps):
+    """BN as slope and intercept, from given statistics."""
+    L: tl.constexpr = len(means)
+    mean = tl.load(pointer_of(means, scale, L) + j, in_j, 0.0).to(tl.float32)
+    variance = tl.load(pointer_of(variances, scale, L) + j, in_j, 1.0).to(tl.float32)
+    gamma = pointer_of(gammas, scale, L)
+    return affine(j, in_j, gamma, pointer_of(betas, scale, L), mean, variance, eps)
 
 
 @triton.jit
 def reduce(
-    pools,
-    moments,  # 3 × C
-    beta,
+    pools,  # if READY: rows × C, the scales' means; else sums, rows as POOLS_AT says
     weights,  # a scale: J × C, rows CW apart
+    means,  # a scale: J; nothing where the batch's statistics are taken
+    variances,
     gammas,
     betas,
-    normal,  # out: rows × C, the means, about BN's mean
-    hidden,  # out: rows × JS
+    normal,  # out, unless READY: rows × C, the means
+    hidden,  # out: rows × JS; with given statistics, behind BN and relu
     hidden_parts,  # 2 × tiles × JS
     hidden_moments,  # out: 2 × L × JS
     hidden_lines,  # out: 2 × L × JS, a and b
@@ -129,42 +162,45 @@ def reduce(
     BJ: tl.constexpr,
     BK: tl.constexpr,
     TILES: tl.constexpr,
-    NORM: tl.constexpr,
-    STATISTICS: tl.constexpr,  # the batch's; else nobody asks for them
+    READY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
     tile = tl.program_id(0)
     scale, first, tiles, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
-    down = one_of(DOWN, scale)
-    across = one_of(ACROSS, scale)
     weight = pointer_of(weights, scale, L)
     r = (tile - first) * BM + tl.arange(0, BM)
     in_r = r < rows
-    share = 1.0 / area_of(r % (down * across), down, across, H, W)
-    pooled = pools + (N * one_of(POOLS_AT, scale) + r)[:, None] * C
+    if READY:
+        pooled = pools + (before + r)[:, None] * C
+    else:
+        down = one_of(DOWN, scale)
+        across = one_of(ACROSS, scale)
+        share = 1.0 / area_of(r % (down * across), down, across, H, W)
+        pooled = pools + (N * one_of(POOLS_AT, scale) + r)[:, None] * C
     j = tl.program_id(1) * BJ + tl.arange(0, BJ)
     in_j = j < J
+    gamma = pointer_of(gammas, scale, L)
+    beta = pointer_of(betas, scale, L)
     acc = tl.zeros([BM, BJ], tl.float32)
     for start in range(0, C, BK):
         c = start + tl.arange(0, BK)
         in_c = c < C
         mask = in_r[:, None] & in_c[None, :]
-        pool = tl.load(pooled + c[None, :], mask, 0.0) * share[:, None]
-        w = tl.load(weight + j[None, :] * CW + c[:, None], in_j[None, :] & in_c[:, None], 0.0)
-        if NORM:
-            pool -= tl.load(moments + c, in_c, 0.0)[None, :]
-        if tl.program_id(1) == 0:
-            tl.store(normal + (before + r)[:, None] * C + c[None, :], pool, mask)
-        if NORM:
-            a = tl.load(moments + 2 * C + c, in_c, 0.0)
-            b = tl.load(beta + c, in_c, 0.0).to(tl.float32)
-            pool = tl.where(mask, pool * a[None, :] + b[None, :], 0.0)
+        pool = tl.load(pooled + c[None, :], mask, 0.0)
+        w = tl.load(weight + j[None, :] * CW + c[:, None], in_j[None, :] & (c < CW)[:, None], 0.0)
+        if not READY:
+            pool *= share[:, None]
+            if tl.program_id(1) == 0:
+                tl.store(normal + (before + r)[:, None] * C + c[None, :], pool, mask)
         acc = product(pool, w, acc, PRECISION)
     mask = in_r[:, None] & in_j[None, :]
     in_js = j < JS  # zeros in what pads a row
+    if len(means) > 0:
+        a, b = _given_line(scale, j, in_j, means, variances, gammas, betas, hidden_eps)
+        acc = relu(acc * a[None, :] + b[None, :])
     tl.store(hidden + (before + r)[:, None] * JS + j[None, :], acc, in_r[:, None] & in_js[None, :])
-    if STATISTICS:
+    if len(means) == 0:
         held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
         _keep_parts(hidden_parts, tl.num_programs(0), tile, JS, j, in_j, acc, mask, held)
         if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
@@ -173,20 +209,21 @@ def reduce(
             mean, variance = moments_of(of, of + between, JS, j, in_j, tiles, BM, rows, TILES)
             tl.store(hidden_moments + scale * JS + j, mean, in_js)
             tl.store(hidden_moments + (L + scale) * JS + j, variance, in_js)
-            gamma = pointer_of(gammas, scale, L)
-            hidden_a, hidden_b = affine(
-                j, in_j, gamma, pointer_of(betas, scale, L), mean, variance, hidden_eps
-            )
-            tl.store(hidden_lines + scale * JS + j, hidden_a, in_js)
-            tl.store(hidden_lines + (L + scale) * JS + j, hidden_b, in_js)
+            a, b = affine(j, in_j, gamma, beta, mean, variance, hidden_eps)
+            tl.store(hidden_lines + scale * JS + j, a, in_js)
+            tl.store(hidden_lines + (L + scale) * JS + j, b, in_js)
 
 
 @triton.jit
 def expand(
     hidden,
-    hidden_lines,  # 2 × L × JS
+    hidden_lines,  # 2 × L × JS; nothing where hidden layers are behind their BN and relu
     weights,  # a scale: C × J, rows JW apart
-    gates,  # out: rows × C
+    means,  # a scale: C; nothing where the batch's statistics are taken
+    variances,
+    gammas,
+    betas,
+    gates,  # out: rows × C; with given statistics, behind BN and sigmoid
     gate_parts,  # 2 × tiles × C
     gate_moments,  # out: 2 × L × C
     counters,  # L × tiles of C
@@ -195,6 +232,7 @@ def expand(
     J,
     JS,
     JW,
+    gate_eps,
     DOWN: tl.constexpr,
     ACROSS: tl.constexpr,
     ROWS_AT: tl.constexpr,
@@ -202,7 +240,6 @@ def expand(
     BC: tl.constexpr,
     BK: tl.constexpr,
     TILES: tl.constexpr,
-    STATISTICS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
@@ -219,16 +256,20 @@ def expand(
         j = start + tl.arange(0, BK)
         in_j = j < J
         mask = in_r[:, None] & (j < JS)[None, :]
-        h = tl.load(hidden + (before + r)[:, None] * JS + j[None, :], mask, 0.0).to(tl.float32)
+        h = tl.load(hidden + (before + r)[:, None] * JS + j[None, :], mask, 0.0)
         w = tl.load(weight + c[None, :] * JW + j[:, None], in_c[None, :] & (j < JW)[:, None], 0.0)
-        a = tl.load(hidden_lines + scale * JS + j, in_j, 0.0)
-        b = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
-        h = relu(h * a[None, :] + b[None, :])
-        h = tl.where(in_r[:, None] & in_j[None, :], h, 0.0)
+        if len(means) == 0:
+            a = tl.load(hidden_lines + scale * JS + j, in_j, 0.0)
+            b = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
+            h = relu(h.to(tl.float32) * a[None, :] + b[None, :])
+            h = tl.where(in_r[:, None] & in_j[None, :], h, 0.0)
         acc = product(h, w, acc, PRECISION)
     mask = in_r[:, None] & in_c[None, :]
+    if len(means) > 0:
+        a, b = _given_line(scale, c, in_c, means, variances, gammas, betas, gate_eps)
+        acc = tl.sigmoid(acc * a[None, :] + b[None, :])
     tl.store(gates + (before + r)[:, None] * C + c[None, :], acc, mask)
-    if STATISTICS:
+    if len(means) == 0:
         held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
         _keep_parts(gate_parts, all_tiles, tile, C, c, in_c, acc, mask, held)
         if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
@@ -242,25 +283,24 @@ def expand(
 
 @triton.jit
 def evaluate(
-    pools,
-    mean_at,
-    variance_at,
-    gamma,
-    beta,
+    pools,  # if READY: rows × CX, the scales' means; else sums, rows as POOLS_AT says
     reduces,
     hidden_means,
     hidden_variances,
     hidden_gammas,
     hidden_betas,
-    expands,  # a scale: C × J, rows JW apart
+    expands,  # a scale: C × J
+    gate_means,  # a scale: C; nothing where gates are to be left in front of their BN
+    gate_variances,
+    gate_gammas,
+    gate_betas,
     gates,  # out: rows × C
     N,
     C,
     CX,  # channels of the pools
     J,
-    JW,
-    eps,
     hidden_eps,
+    gate_eps,
     H: tl.constexpr,
     W: tl.constexpr,
     DOWN: tl.constexpr,
@@ -271,47 +311,50 @@ def evaluate(
     BJ: tl.constexpr,  # all hidden channels
     BK: tl.constexpr,
     BC: tl.constexpr,
-    NORM: tl.constexpr,
+    READY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
     tile = tl.program_id(0)
     scale, first, _, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
-    down = one_of(DOWN, scale)
-    across = one_of(ACROSS, scale)
     weight = pointer_of(reduces, scale, L)
     r = (tile - first) * BM + tl.arange(0, BM)
     in_r = r < rows
-    share = 1.0 / area_of(r % (down * across), down, across, H, W)
-    pooled = pools + (N * one_of(POOLS_AT, scale) + r)[:, None] * CX
+    if READY:
+        pooled = pools + (before + r)[:, None] * CX
+    else:
+        down = one_of(DOWN, scale)
+        across = one_of(ACROSS, scale)
+        share = 1.0 / area_of(r % (down * across), down, across, H, W)
+        pooled = pools + (N * one_of(POOLS_AT, scale) + r)[:, None] * CX
     j = tl.arange(0, BJ)
     in_j = j < J
+    slope, intercept = _given_line(
+        scale, j, in_j, hidden_means, hidden_variances, hidden_gammas, hidden_betas, hidden_eps
+    )
     acc = tl.zeros([BM, BJ], tl.float32)
     for start in range(0, CX, BK):
         c = start + tl.arange(0, BK)
         in_c = c < CX
-        mask = in_r[:, None] & in_c[None, :]
-        pool = tl.load(pooled + c[None, :], mask, 0.0) * share[:, None]
+        pool = tl.load(pooled + c[None, :], in_r[:, None] & in_c[None, :], 0.0)
         w = tl.load(weight + j[None, :] * CX + c[:, None], in_j[None, :] & in_c[:, None], 0.0)
-        if NORM:
-            mean = tl.load(mean_at + c, in_c, 0.0).to(tl.float32)
-            variance = tl.load(variance_at + c, in_c, 1.0).to(tl.float32)
-            a, b = affine(c, in_c, gamma, beta, mean, variance, eps)
-            pool = tl.where(mask, pool * a[None, :] + b[None, :], 0.0)
+        if not READY:
+            pool *= share[:, None]
         acc = product(pool, w, acc, PRECISION)
-    mean_j = tl.load(pointer_of(hidden_means, scale, L) + j, in_j, 0.0).to(tl.float32)
-    variance_j = tl.load(pointer_of(hidden_variances, scale, L) + j, in_j, 1.0).to(tl.float32)
-    gamma_j = pointer_of(hidden_gammas, scale, L)
-    beta_j = pointer_of(hidden_betas, scale, L)
-    slope, intercept = affine(j, in_j, gamma_j, beta_j, mean_j, variance_j, hidden_eps)
     h = relu(acc * slope[None, :] + intercept[None, :])
     h = tl.where(in_j[None, :], h, 0.0)
     expanded = pointer_of(expands, scale, L)
     for start in range(tl.program_id(1) * BC, C, BC * tl.num_programs(1)):
         to = start + tl.arange(0, BC)
         in_to = to < C
-        mask = in_to[None, :] & (j < JW)[:, None]
-        w_to = tl.load(expanded + to[None, :] * JW + j[:, None], mask, 0.0)
+        w_to = tl.load(
+            expanded + to[None, :] * J + j[:, None], in_to[None, :] & in_j[:, None], 0.0
+        )
         gate = product(h, w_to, tl.zeros([BM, BC], tl.float32), PRECISION)
+        if len(gate_means) > 0:
+            a, b = _given_line(
+                scale, to, in_to, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
+            )
+            gate = tl.sigmoid(gate * a[None, :] + b[None, :])
         mask = in_r[:, None] & in_to[None, :]
         tl.store(gates + (before + r)[:, None] * C + to[None, :], gate, mask)

@@ -1,7 +1,8 @@
 """The branches on rows, backward, all scales in one launch.  N batch, C channels, J hidden ones.
 
     settle           parts of sums   → BN's gradients: those of the gates, of x but for the pools'
-    expand_backward  gates' gradient → that of the hidden layer, of the hidden layers' BN
+    slopes           gates' gradient → that in front of their BN
+    expand_backward  that            → that of the hidden layer, of the hidden layers' BN
     reduce_backward  that            → that of the pools
 
 Rows of hidden layers are JS numbers apart, as in ``branches``. In front of a BN the gradient is
@@ -79,6 +80,30 @@ def _in_front(grads, values, at, mask, lines, scale, width, L, c, in_c):
 
 
 @triton.jit
+def slopes(
+    gate_grads,
+    gates,
+    gate_lines,  # 3 × L × C
+    gate_slopes,  # out: rows × C, the gates' gradients in front of their BN
+    N,
+    C,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+):
+    scale, first, _, rows, before = scale_of(tl.program_id(0), N, DOWN, ACROSS, ROWS_AT, BM)
+    r = (tl.program_id(0) - first) * BM + tl.arange(0, BM)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    in_c = c < C
+    mask = (r < rows)[:, None] & in_c[None, :]
+    at = (before + r)[:, None] * C + c[None, :]
+    grad = _in_front(gate_grads, gates, at, mask, gate_lines, scale, C, len(DOWN), c, in_c)
+    tl.store(gate_slopes + at, grad, mask)
+
+
+@triton.jit
 def expand_backward(
     gate_grads,
     gates,
@@ -88,7 +113,7 @@ def expand_backward(
     hidden_gammas,
     hidden_betas,
     weights,  # a scale: C × J, rows JW apart
-    gate_slopes,  # out: rows × C, the gates' gradients in front of their BN
+    gate_slopes,  # rows × C, the gates' gradients in front of their BN; out, unless READY
     hidden_grads,  # out: rows × JS, in front of the relu
     hidden_parts,  # 2 × tiles × JS
     hidden_lines,  # out: 3 × L × JS
@@ -108,6 +133,7 @@ def expand_backward(
     BJ: tl.constexpr,
     BK: tl.constexpr,
     TILES: tl.constexpr,
+    READY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
@@ -125,13 +151,16 @@ def expand_backward(
         in_c = c < C
         mask = in_r[:, None] & in_c[None, :]
         at = (before + r)[:, None] * C + c[None, :]
-        grad = _in_front(gate_grads, gates, at, mask, gate_lines, scale, C, L, c, in_c)
-        grad = tl.where(in_r[:, None], grad, 0.0)
+        if READY:
+            grad = tl.load(gate_slopes + at, mask, 0.0)
+        else:
+            grad = _in_front(gate_grads, gates, at, mask, gate_lines, scale, C, L, c, in_c)
+            grad = tl.where(in_r[:, None], grad, 0.0)
+            if tl.program_id(1) == 0:
+                tl.store(gate_slopes + at, grad, mask)
         mask_w = in_c[:, None] & (j < JW)[None, :]
         w = tl.load(weight + c[:, None] * JW + j[None, :], mask_w, 0.0)
         acc = product(grad, w, acc, PRECISION)
-        if tl.program_id(1) == 0:
-            tl.store(gate_slopes + at, grad, mask)
     mask_j = in_r[:, None] & (j < JS)[None, :]
     at_j = (before + r)[:, None] * JS + j[None, :]
     gamma = pointer_of(hidden_gammas, scale, L)

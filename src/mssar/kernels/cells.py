@@ -93,11 +93,13 @@ def weights_of(
     gates, slopes, intercepts, cell, n, N, c, C, real, FH: tl.constexpr, FW: tl.constexpr,
     DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr,
 ):  # fmt: skip
-    """z of cells: the mean of the scales' sigmoids."""
+    """z of cells: the mean of the scales' sigmoids; without slopes, the gates are those already."""
     z = tl.zeros([cell.shape[0], c.shape[0]], tl.float32)
     for level in tl.static_range(len(DOWN)):
         region = region_of(cell % (FH * FW), FH, FW, DOWN[level], ACROSS[level])
         row = N * ROWS_AT[level] + n * (DOWN[level] * ACROSS[level]) + region
         gate = tl.load(gates + row[:, None] * C + c[None, :], real, 0.0).to(tl.float32)
-        z += tl.sigmoid(gate * slopes[level][None, :] + intercepts[level][None, :])
+        if len(slopes) > 0:
+            gate = tl.sigmoid(gate * slopes[level][None, :] + intercepts[level][None, :])
+        z += gate
     return z / len(DOWN)

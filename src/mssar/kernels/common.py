@@ -116,8 +116,6 @@ def product(a, b, acc, PRECISION: tl.constexpr):
     """``acc + a @ b``, summed in float32."""
     if PRECISION == "bf16":
         return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
-    elif PRECISION == "fp16":
-        return tl.dot(a.to(tl.float16), b.to(tl.float16), acc)
     else:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision=PRECISION)
 

@@ -26,9 +26,11 @@ def sums(x: Tensor, scales: Sequence[int]) -> Tensor:
     rows = x.new_empty((n * geo.pool_rows, c), **NUMBER)
     nothing = x.new_empty(0, **NUMBER)
     maps.sums[(cut.groups, cut.blocks)](
-        task.x, rows, nothing, nothing, n, c, *task.x.stride(), cut.group, 0,
-        **task.map(), **_levels(geo, cut.group), CELLS=cut.grouped_cells,
-        STAGES=cut.grouped_stages, MOMENTS=False, NESTED=cut.nested, num_warps=cut.grouped_warps,
+        task.x, rows, None, nothing, nothing, None, None, None, None,
+        n, c, *task.x.stride(), cut.group, 0, 0.0,
+        **task.map(), FINE_AT=(), **_levels(geo, cut.group), CELLS=cut.grouped_cells,
+        STAGES=cut.grouped_stages, READY=False, GIVEN=False, MOMENTS=False,
+        NESTED=cut.nested, num_warps=cut.grouped_warps,
     )  # fmt: skip
     return rows
 
@@ -80,21 +82,17 @@ def forward(
     lines = torch.empty_like(made.hidden_moments)
     made.counters.zero_()
     reduces, gammas, betas, expands, _, _ = task.split(params)
-    nothing = rows.new_empty(0)
-    common = dict(
-        task.grid(), **task.product(), BM=cut.rows, STATISTICS=True,
-        num_warps=WARPS,
-    )  # fmt: skip
+    common = dict(task.grid(), **task.product(), BM=cut.rows, num_warps=WARPS)
     branches.reduce[(count, -(-j // cut.hidden))](
-        rows, nothing, None, reduces, gammas, betas, made.normal, made.hidden,
+        rows, reduces, (), (), gammas, betas, made.normal, made.hidden,
         hidden_parts, made.hidden_moments, lines, made.counters, n, c, c, j, js, eps.hidden,
         H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BJ=cut.hidden, BK=side(c),
-        TILES=chunk(most, cut.hidden), NORM=False, **common, num_stages=2,
+        TILES=chunk(most, cut.hidden), READY=False, **common, num_stages=2,
     )  # fmt: skip
     branches.expand[(count, -(-k // side(k)))](
-        made.hidden, lines, expands, made.gates, gate_parts, made.gate_moments, made.counters,
-        n, k, j, js, j, BC=side(k), BK=cut.hidden, TILES=chunk(most, side(k)), **common,
-        num_stages=1,
+        made.hidden, lines, expands, (), (), (), (), made.gates, gate_parts, made.gate_moments,
+        made.counters, n, k, j, js, j, eps.gate, BC=side(k), BK=cut.hidden,
+        TILES=chunk(most, side(k)), **common, num_stages=1,
     )  # fmt: skip
     means, variances = made.gate_moments
     _carry(task, rows, made, means.unbind(), variances.unbind(), carry)
@@ -140,12 +138,10 @@ def evaluate(
     reduces, gammas, betas, expands, _, _ = task.split(params)
     tile = 32
     branches.evaluate[(geo.tiles(n, tile), 1)](
-        rows, None, None, None, None, reduces, tuple(hidden_running[::2]),
-        tuple(hidden_running[1::2]), gammas, betas, expands, made.gates,
-        n, k, c, j, j, 0.0, eps.hidden,
+        rows, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]), gammas, betas,
+        expands, (), (), (), (), made.gates, n, k, c, j, eps.hidden, eps.gate,
         H=x.shape[2], W=x.shape[3], **task.grid(), POOLS_AT=geo.pools_at, **task.product(),
-        BM=tile, BJ=side(j, 1 << 20), BK=side(c, 32), BC=side(k), NORM=False,
-        num_warps=4,
+        BM=tile, BJ=side(j, 1 << 20), BK=side(c, 32), BC=side(k), READY=False, num_warps=4,
     )  # fmt: skip
     _carry(task, rows, made, gate_running[::2], gate_running[1::2], carry)
     return made.out, made.rows
@@ -199,7 +195,7 @@ def backward(
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas1, betas1, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas1, d_betas1, made.counters,
         n, k, j, js, j, eps.hidden, BJ=sizes.hidden, BK=side(k), TILES=chunk(most, sizes.hidden),
-        **how, num_stages=3,
+        READY=False, **how, num_stages=3,
     )  # fmt: skip
     stream, held = weight_gradients(
         task, sizes, (gate_slopes, made.hidden, made.hidden_moments, hidden_grads, hidden_lines),

@@ -170,7 +170,10 @@ def run(
     out, moments, _, _, hidden_moments, _, gate_moments, *_ = torch.ops.mssar.tail(
         x, shortcut, gamma, beta, params, *settings
     )
-    _track([moments, hidden_moments, gate_moments], x, layer, norm)
+    lacking = []  # the hidden layers' means are without what BN's intercept adds to them
+    if front is not None:
+        lacking = [front.bias.detach(), *(branch.reduce.weight.detach() for branch in branches)]
+    _track([moments, hidden_moments, gate_moments], lacking, x, layer, norm)
     return cast("Tensor", out)
 
 
@@ -236,14 +239,21 @@ def step(x: Tensor, rows: Tensor, layer: Layer, carry: bool) -> tuple[Tensor, Te
     out, rows, _, _, hidden_moments, _, gate_moments, *_ = torch.ops.mssar.dense_step(
         x, rows, params, *settings
     )
-    _track([hidden_moments, gate_moments], x, layer, None)
+    _track([hidden_moments, gate_moments], [], x, layer, None)
     return out, rows
 
 
-def _track(moments: list[Tensor], x: Tensor, layer: Layer | None, norm: nn.Module | None) -> None:
+def _track(
+    moments: list[Tensor],
+    lacking: list[Tensor],
+    x: Tensor,
+    layer: Layer | None,
+    norm: nn.Module | None,
+) -> None:
     norms = list(_norms(layer, norm))
     torch.ops.mssar.track(
         moments,
+        lacking,
         [n.running_mean for n in norms],
         [n.running_var for n in norms],
         [n.num_batches_tracked for n in norms],

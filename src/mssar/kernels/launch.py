@@ -10,12 +10,15 @@ from torch import Tensor
 from mssar.kernels import branches, maps, running
 from mssar.kernels.geometry import power
 from mssar.kernels.plan import WARPS, WARPS_OF_MAPS, chunk, members, regions, side
-from mssar.kernels.shapes import Epsilons, Forward, buffers, grids, padded, width
+from mssar.kernels.shapes import Epsilons, Forward, buffers, grids, kept, padded, width
 from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
-WIDEST = 256  # hidden channels that one program of `evaluate` can hold
+AT_ONCE = 128, 64  # channels and hidden channels up to which one program evaluates a branch
 FOLDED = 16  # channels of a program that adds up parts
+SHARES = 8  # of the rows that are centred: as many times the parts are added up
+ROWS = 256  # that such a program takes at a time
 PACKED = 1024  # numbers of a program that copies weights
+TRACKED = 16  # channels of a program that moves running statistics
 
 
 def forward(
@@ -32,13 +35,12 @@ def forward(
     """conv output → BN → recalibrate → add → relu, with the batch's statistics."""
     task = Task(dense_map(x), gamma, beta, params, grids(x, scales), eps, precision)
     made = buffers(task.x, params, scales, task.norm)
-    (n, c), cut = task.shape, task.cut
-    pools = x.new_empty((n * task.geo.pool_rows, c), **NUMBER)
-    parts = x.new_empty((2, cut.groups, c), **NUMBER)
-    _sums(task, pools, parts, made.counters, moments=task.norm)
-    _prepare(task, parts, made, statistics=task.norm)
+    parts = x.new_empty((2, task.cut.groups, task.shape[1]), **NUMBER)
+    means = torch.empty_like(made.normal, **NUMBER) if task.norm else made.normal
+    _sums(task, means, parts, made.counters)
+    _prepare(task, means, parts, made)
     if task.levels:
-        _branches(task, pools, made, torch.empty_like(made.hidden_moments))
+        _branches(task, made)
     _apply(
         task, shortcut, made, relu, mean=made.moments[0], variance=made.moments[1],
         gate_means=made.gate_moments[0].unbind(), gate_variances=made.gate_moments[1].unbind(),
@@ -46,79 +48,90 @@ def forward(
     return made
 
 
-def _sums(task: Task, pools: Tensor, parts: Tensor, counters: Tensor, *, moments: bool) -> None:
+def _sums(
+    task: Task,
+    means: Tensor,
+    parts: Tensor,
+    counters: Tensor,
+    given: Sequence[Tensor] | None = None,
+) -> None:
+    """The scales' means; and the statistics of x, or with given ones the means behind BN."""
     (n, c), cut, geo = task.shape, task.cut, task.geo
+    scales = list(zip(geo.grids, geo.rows_at, strict=True)) if task.levels else []
+    levels = tuple((*grid, at) for grid, at in scales if grid != geo.fine)
+    pools = parts.new_empty((n * geo.cells if levels else 0, c))
     maps.sums[(cut.groups, cut.blocks)](
-        task.x, pools, parts, counters, n, c, *task.x.stride(), cut.group, counters.numel(),
-        **task.map(), LEVELS=geo.levels, MEMBERS=members(geo, geo.levels),
-        REGIONS=regions(geo.levels, cut.group), CELLS=cut.grouped_cells,
-        STAGES=cut.grouped_stages, MOMENTS=moments, NESTED=cut.nested,
-        num_warps=cut.grouped_warps,
+        task.x, pools, means, parts, counters, *(given[2:] if given else (None, None)),
+        task.gamma, task.beta, n, c, *task.x.stride(), cut.group, counters.numel(), task.eps.norm,
+        **task.map(), FINE_AT=tuple(at for grid, at in scales if grid == geo.fine), LEVELS=levels,
+        MEMBERS=members(geo, levels), REGIONS=regions(levels, cut.group), CELLS=cut.grouped_cells,
+        STAGES=cut.grouped_stages, READY=True, GIVEN=bool(given),
+        MOMENTS=given is None and task.norm, NESTED=cut.nested, num_warps=cut.grouped_warps,
     )  # fmt: skip
 
 
-def _prepare(task: Task, parts: Tensor, made: Forward, *, statistics: bool) -> None:
+def _prepare(
+    task: Task, means: Tensor, parts: Tensor, made: Forward, *, given: bool = False
+) -> None:
     (n, c), cut, x = task.shape, task.cut, task.x
-    size, j = x.shape[2] * x.shape[3], width(task.params)
-    folds = -(-c // FOLDED) if statistics else 0
-    reduces, _, _, expands, _, _ = task.split(task.params if made.packed.numel() else [])
-    copies = len(reduces) * sum(-(-m // PACKED) for m in (c * padded(j), j * padded(c)))
-    if folds + copies == 0:
+    size, j, norm = x.shape[2] * x.shape[3], width(task.params), task.norm and not given
+    reduces, _, _, expands, _, _ = task.split(task.params)
+    folds, shares = -(-c // FOLDED), max(task.levels, int(norm))
+    if norm and task.levels:
+        shares = max(shares, min(SHARES, -(-len(means) // ROWS)))
+    programs = folds * shares + task.levels * -(-c * padded(j) // PACKED)
+    if programs == 0:
         return
-    branches.prepare[(folds + copies,)](
-        parts, made.moments, task.gamma, reduces, expands, made.packed,
-        c, j, padded(j), padded(c), cut.groups, cut.group * size, n * size, task.eps.norm,
-        FOLDS=folds, BC=FOLDED, CHUNK=chunk(cut.groups, FOLDED), BLOCK=PACKED,
-        num_warps=4,
+    branches.prepare[(programs,)](
+        parts, made.moments, task.gamma, means, made.normal, reduces, expands, made.packed,
+        c, j, padded(j), padded(c), len(means), cut.groups, cut.group * size, n * size,
+        task.eps.norm, FOLDS=folds, SHARES=shares, BC=FOLDED, BM=ROWS, BJ=min(power(j), ROWS),
+        CHUNK=chunk(cut.groups, FOLDED), BLOCK=PACKED, NORM=norm, num_warps=4,
     )  # fmt: skip
 
 
-def packed_weights(
-    task: Task, packed: Tensor
-) -> tuple[tuple[Tensor, ...], int, tuple[Tensor, ...], int]:
-    """Ω₁ as the products read it, how far apart its rows are, and the same of Ω₂."""
-    reduces, _, _, expands, _, _ = task.split(task.params)
+def packed_weights(task: Task, packed: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+    """Ω₂ as the products read it, Ω₁ behind BN's slope, and Ω₁."""
     c, j = task.shape[1], width(task.params)
-    if not packed.numel():
-        return reduces, c, expands, j
-    c_apart, j_apart = padded(c), padded(j)
-    cut = task.levels * c * j_apart
-    second = packed[:cut].view(task.levels, -1).unbind()
-    return packed[cut:].view(task.levels, -1).unbind(), c_apart, second, j_apart
+    sizes = [task.levels * n for n in (c * padded(j), j * padded(c), j * padded(c))]
+    return tuple(some.view(task.levels, -1).unbind() for some in packed.split(sizes))
 
 
 def _branches(
-    task: Task, pools: Tensor, made: Forward, lines: Tensor, *, statistics: bool = True
+    task: Task,
+    made: Forward,
+    hidden_running: Sequence[Tensor] = (),
+    gate_running: Sequence[Tensor] = (),
 ) -> None:
+    """With running statistics, hidden layers and gates come out behind BN, relu and sigmoid."""
     (n, c), geo, sizes = task.shape, task.geo, task.sizes
     j, js = width(task.params), made.hidden.shape[1]
     count, most = geo.tiles(n, sizes.rows), geo.most_tiles(n, sizes.rows)
-    hidden_parts = pools.new_empty((2, count, js))
-    gate_parts = pools.new_empty((2, count, c))
-    _, gammas, betas, _, _, _ = task.split(task.params)
-    reduces, c_apart, expands, j_apart = packed_weights(task, made.packed)
-    common = dict(
-        task.grid(), **task.product(), BM=sizes.rows, STATISTICS=statistics,
-        num_warps=WARPS,
-    )  # fmt: skip
+    hidden_parts = made.moments.new_empty((2, count, js))
+    gate_parts = made.moments.new_empty((2, count, c))
+    lines = torch.empty_like(made.hidden_moments)
+    _, gammas, betas, _, gate_gammas, gate_betas = task.split(task.params)
+    expands, reduces, _ = packed_weights(task, made.packed)
+    common = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=WARPS)
     branches.reduce[(count, -(-j // sizes.hidden))](
-        pools, made.moments, task.beta, reduces, gammas, betas, made.normal,
-        made.hidden, hidden_parts, made.hidden_moments, lines, made.counters,
-        n, c, c_apart, j, js, task.eps.hidden,
+        made.normal, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]), gammas,
+        betas, None, made.hidden, hidden_parts, made.hidden_moments, lines, made.counters,
+        n, c, padded(c), j, js, task.eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BJ=sizes.hidden,
-        BK=sizes.deep, TILES=chunk(most, sizes.hidden), NORM=task.norm,
+        BK=sizes.deep, TILES=chunk(most, sizes.hidden), READY=True,
         **common, num_stages=sizes.stages,
     )  # fmt: skip
     branches.expand[(count, -(-c // sizes.channels))](
-        made.hidden, lines, expands, made.gates, gate_parts, made.gate_moments, made.counters,
-        n, c, j, js, j_apart, BC=sizes.channels, BK=sizes.hidden,
+        made.hidden, lines, expands, tuple(gate_running[::2]), tuple(gate_running[1::2]),
+        gate_gammas, gate_betas, made.gates, gate_parts, made.gate_moments, made.counters,
+        n, c, j, js, padded(j), task.eps.gate, BC=sizes.channels, BK=sizes.hidden,
         TILES=chunk(most, sizes.channels), **common, num_stages=1,
     )  # fmt: skip
 
 
 def _apply(
     task: Task, shortcut: Tensor | None, made: Forward, relu: bool, *, mean: Tensor,
-    variance: Tensor, gate_means: Sequence[Tensor], gate_variances: Sequence[Tensor],
+    variance: Tensor, gate_means: Sequence[Tensor] = (), gate_variances: Sequence[Tensor] = (),
 ) -> None:  # fmt: skip
     (n, c), cut, x = task.shape, task.cut, task.x
     _, _, _, _, gammas, betas = task.split(task.params)
@@ -148,76 +161,56 @@ def evaluate(
     gamma, beta = norm[:2] if norm else (None, None)
     mean, variance = norm[2:] if norm else (nothing, nothing)
     task = Task(dense_map(x), gamma, beta, params, grids(x, scales), eps, precision)
-    (n, c), geo = task.shape, task.geo
     made = Forward(torch.empty_like(task.x), *(nothing,) * 8)
     if task.levels:
-        j = width(params)
-        pools = x.new_empty((n * geo.pool_rows, c), **NUMBER)
-        _sums(task, pools, nothing, nothing, moments=False)
-        if j > WIDEST:
-            made = _given(task, norm, scales)._replace(out=made.out)
-            lines = _lines(task, hidden_running, torch.empty_like(made.hidden_moments))
-            _prepare(task, nothing, made, statistics=False)
-            _branches(task, pools, made, lines, statistics=False)
+        (n, c), geo, j = task.shape, task.geo, width(params)
+        rows = x.new_empty((2, n * geo.branch_rows, c), dtype=kept(x))
+        made = made._replace(normal=rows[0], gates=rows[1])
+        if c > AT_ONCE[0] or j > AT_ONCE[1]:
+            made = buffers(task.x, params, scales, task.norm)
+            _prepare(task, nothing, nothing, made, given=True)
+        _sums(task, made.normal, nothing, nothing, norm)
+        if c > AT_ONCE[0] or j > AT_ONCE[1]:
+            _branches(task, made, hidden_running, gate_running)
         else:
-            made = made._replace(gates=x.new_empty((n * geo.branch_rows, c)))
-            reduces, gammas, betas, expands, _, _ = task.split(params)
-            rows = 32
-            branches.evaluate[(geo.tiles(n, rows), min(4, -(-c // side(c))))](
-                pools, mean, variance, gamma, beta, reduces, tuple(hidden_running[::2]),
-                tuple(hidden_running[1::2]), gammas, betas, expands, made.gates,
-                n, c, c, j, j, eps.norm, eps.hidden,
+            reduces, gammas, betas, expands, gate_gammas, gate_betas = task.split(params)
+            tile = 32
+            branches.evaluate[(geo.tiles(n, tile), 1)](
+                made.normal, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]),
+                gammas, betas, expands, tuple(gate_running[::2]), tuple(gate_running[1::2]),
+                gate_gammas, gate_betas, made.gates, n, c, c, j, eps.hidden, eps.gate,
                 H=x.shape[2], W=x.shape[3], **task.grid(), POOLS_AT=geo.pools_at,
-                **task.product(), BM=rows, BJ=side(j, WIDEST), BK=side(c, 32),
-                BC=side(c), NORM=task.norm, num_warps=4,
+                **task.product(), BM=tile, BJ=side(j), BK=side(c), BC=side(c), READY=True,
+                num_warps=4,
             )  # fmt: skip
-    _apply(
-        task, shortcut, made, relu, mean=mean, variance=variance,
-        gate_means=gate_running[::2], gate_variances=gate_running[1::2],
-    )  # fmt: skip
+    _apply(task, shortcut, made, relu, mean=mean, variance=variance)
     return made.out
-
-
-def _given(task: Task, norm: Sequence[Tensor], scales: Sequence[int]) -> Forward:
-    """Buffers that hold running statistics where a batch's would be."""
-    made = buffers(task.x, task.params, scales, task.norm)
-    if norm:
-        gamma, _, mean, variance = (t.float() for t in norm)
-        made.moments[0], made.moments[1] = mean, variance
-        made.moments[2] = gamma * (variance + task.eps.norm).rsqrt()
-    return made
-
-
-def _lines(task: Task, hidden: Sequence[Tensor], lines: Tensor) -> Tensor:
-    """The hidden layers' BN as slope and intercept."""
-    _, gammas, betas, _, _, _ = task.split(task.params)
-    given = zip(gammas, betas, hidden[::2], hidden[1::2], strict=True)
-    for i, (gamma, beta, mean, variance) in enumerate(given):
-        slope = gamma.float() * (variance.float() + task.eps.hidden).rsqrt()
-        lines[0, i, : slope.numel()] = slope
-        lines[1, i, : slope.numel()] = beta.float() - mean.float() * slope
-    return lines
 
 
 def track(
     moments: Sequence[Tensor],
+    lacking: Sequence[Tensor],
     means: Sequence[Tensor],
     variances: Sequence[Tensor],
     counts: Sequence[Tensor],
     momenta: Sequence[float],
     values: Sequence[int],
 ) -> None:
-    """Move running statistics towards a batch's, as BatchNorm2d does: one program a norm.
+    """Move running statistics towards a batch's, as BatchNorm2d does.
 
     ``moments`` holds means and biased variances of all norms, as :class:`Forward` has them.
+    ``lacking`` is BN's intercept and every scale's Ω₁, where the hidden layers' means are without
+    the one times the other.
     """
     found = [pair for both in moments if both.numel() for pair in _pairs(both)]
-    running.track[(len(means),)](
+    offsets, *reduces = lacking or [None]
+    seen = 1 if offsets is None else offsets.numel()
+    widest = max(mean.numel() for mean in means)
+    running.track[(len(means), -(-widest // TRACKED))](
         tuple(mean for mean, _ in found), tuple(variance for _, variance in found), tuple(means),
         tuple(variances), tuple(counts), tuple(momenta), tuple(values),
-        tuple(mean.numel() for mean in means),
-        BLOCK=min(1024, power(max(mean.numel() for mean in means))),
-        num_warps=4,
+        tuple(mean.numel() for mean in means), tuple(reduces), offsets, seen,
+        FIRST=1, BLOCK=TRACKED, BK=min(256, power(seen)), num_warps=4,
     )  # fmt: skip
 
 

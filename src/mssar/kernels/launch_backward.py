@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from mssar.kernels import branches_backward, maps_backward, weights
+from mssar.kernels.geometry import power
 from mssar.kernels.launch import FOLDED, packed_weights
 from mssar.kernels.plan import WARPS, WARPS_OF_MAPS, Products, chunk, members, regions, span
-from mssar.kernels.shapes import Backward, Epsilons, Forward, gradients, grids, kept, width
+from mssar.kernels.shapes import Backward, Epsilons, Forward, gradients, grids, kept, padded, width
 from mssar.kernels.task import NUMBER, Task, beside, dense_map, laid_out
 
+SLOPES = 16, 256  # rows and channels of a program that takes gradients through the gates' BN
 ADDED = 512  # numbers of a program that adds up parts of weights' gradients
 
 
@@ -115,13 +117,20 @@ def _branches(
     pool_grads = torch.empty_like(made.gates)
     pool_parts = lines.new_empty((count, c))
     sums = torch.empty_like(past)
-    reduces, c_apart, expands, j_apart = packed_weights(task, made.packed)
+    expands, _, reduces = packed_weights(task, made.packed)
     cut = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=WARPS)
-    branches_backward.expand_backward[(count, -(-j // sizes.hidden))](
+    across = -(-j // sizes.hidden)
+    if across > 1:  # else the products do it themselves, and once
+        wide = min(power(c), SLOPES[1])
+        branches_backward.slopes[(geo.tiles(n, SLOPES[0]), -(-c // wide))](
+            gate_grads, made.gates, lines, gate_slopes, n, c, **task.grid(), BM=SLOPES[0], BC=wide,
+            num_warps=WARPS,
+        )  # fmt: skip
+    branches_backward.expand_backward[(count, across)](
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas, betas, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas, d_betas, made.counters,
-        n, c, j, js, j_apart, eps.hidden, BJ=sizes.hidden, BK=sizes.deep,
-        TILES=chunk(most, sizes.hidden), **cut, num_stages=sizes.stages,
+        n, c, j, js, padded(j), eps.hidden, BJ=sizes.hidden, BK=sizes.deep,
+        TILES=chunk(most, sizes.hidden), READY=across > 1, **cut, num_stages=sizes.stages,
     )  # fmt: skip
     # Nothing waits for these gradients, and what follows leaves arithmetic units idle.
     stream, held = weight_gradients(
@@ -130,7 +139,7 @@ def _branches(
     )  # fmt: skip
     branches_backward.reduce_backward[(count, -(-c // sizes.channels))](
         hidden_grads, made.hidden, hidden_lines, reduces, made.normal, pool_grads, lines,
-        pool_parts, past, sums, made.counters, n, c, c_apart, c, j, js,
+        pool_parts, past, sums, made.counters, n, c, padded(c), c, j, js,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BC=sizes.channels,
         BK=sizes.hidden, TILES=chunk(count, sizes.channels), NORM=task.norm, SUMS=False,
         CARRY=False, **cut, num_stages=1,

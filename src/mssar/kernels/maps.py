@@ -1,6 +1,6 @@
 """The passes over maps of a block's tail, forward.  N batch, C channels, H W map, FH FW cells.
 
-sums   x                   → every region's sum, statistics of x
+sums   x                   → every region's mean or sum, statistics of x
 apply  x, gates, shortcut  → relu(z · (a·x + b) + shortcut)
 """
 
@@ -16,15 +16,20 @@ from mssar.kernels.cells import (
     place_of,
     weights_of,
 )
-from mssar.kernels.common import affine, relu
+from mssar.kernels.common import affine, area_of, relu
 
 
 @triton.jit
 def sums(
     x,
-    pools,  # out: rows × C, sums over every region
+    pools,  # out: rows × C, sums over every cell; unless READY, over the other regions too
+    rows,  # out, if READY: rows × C, the scales' means; with GIVEN, behind BN
     parts,  # out: 2 × groups × C, sums and squares about the mean of a group of samples
     counters,  # out: zeros, for the kernels that follow
+    mean_at,  # with GIVEN: BN's statistics
+    variance_at,
+    gamma,
+    beta,
     N,
     C,
     XN,
@@ -33,11 +38,13 @@ def sums(
     XW,
     group,
     counts,
+    eps,
     H: tl.constexpr,
     W: tl.constexpr,
     FH: tl.constexpr,
     FW: tl.constexpr,
-    LEVELS: tl.constexpr,
+    FINE_AT: tl.constexpr,  # rows of a sample before those of scales whose regions are cells
+    LEVELS: tl.constexpr,  # the others
     MEMBERS: tl.constexpr,
     REGIONS: tl.constexpr,
     CELLS: tl.constexpr,
@@ -46,6 +53,8 @@ def sums(
     STAGES: tl.constexpr,
     EVEN: tl.constexpr,
     BIG: tl.constexpr,
+    READY: tl.constexpr,
+    GIVEN: tl.constexpr,
     MOMENTS: tl.constexpr,
     NESTED: tl.constexpr,  # a program has one sample, and its regions hold equally many cells
 ):
@@ -62,6 +71,12 @@ def sums(
     TALL: tl.constexpr = (H + FH - 1) // FH
     WIDE: tl.constexpr = (W + FW - 1) // FW
     Q: tl.constexpr = FH * FW
+    steep = tl.full([CT], 1.0, tl.float32)
+    offset = tl.zeros([CT], tl.float32)
+    if GIVEN:
+        mean = tl.load(mean_at + c, in_c, 0.0).to(tl.float32)
+        variance = tl.load(variance_at + c, in_c, 1.0).to(tl.float32)
+        steep, offset = affine(c, in_c, gamma, beta, mean, variance, eps)
     # Squares about a value of the map, not about 0: a mean far from 0 would drown the variance.
     sample = first.to(tl.int64) * XN
     shift = tl.load(x + sample + c * XC, in_c, 0.0).to(tl.float32)[None, None, :]
@@ -82,7 +97,13 @@ def sums(
                     squares += away * away
         fine = tl.sum(added, 1)
         real = (cell < last * Q)[:, None] & in_c[None, :]
-        tl.store(pools + cell[:, None] * C + c[None, :], fine, real)
+        if len(LEVELS) > 0 or not READY:
+            tl.store(pools + cell[:, None] * C + c[None, :], fine, real)
+        for level in tl.static_range(len(FINE_AT)):
+            row = N * FINE_AT[level] + cell
+            share = 1.0 / tl.maximum(tall * wide, 1).to(tl.float32)
+            ready = fine * (share[:, None] * steep[None, :]) + offset[None, :]
+            tl.store(rows + row[:, None] * C + c[None, :], ready, real)
         total += tl.sum(fine, 0)
     if MOMENTS:
         count = ((last - first) * (H * W)).to(tl.float32)
@@ -90,34 +111,37 @@ def sums(
         squared = tl.sum(tl.sum(squares, 1), 0) - away_all * away_all / count
         tl.store(parts + g * C + c, total, in_c)
         tl.store(parts + (groups + g) * C + c, relu(squared), in_c)
-    if NESTED and len(LEVELS) > 0:
+    if len(LEVELS) > 0:
         tl.debug_barrier()  # the rows just written are read back, by other threads
-        cells = first * Q + tl.arange(0, Q)
-        whole = tl.load(pools + cells[:, None] * C + c[None, :], in_c[None, :], 0.0)
-        for level in tl.static_range(len(LEVELS)):
-            region = tl.arange(0, LEVELS[level][0] * LEVELS[level][1])
-            row = N * LEVELS[level][2] + first * (LEVELS[level][0] * LEVELS[level][1]) + region
-            value = coarser(whole, FH, FW, LEVELS[level][0], LEVELS[level][1])
-            tl.store(pools + row[:, None] * C + c[None, :], value, in_c[None, :])
-    elif len(LEVELS) > 0:
-        tl.debug_barrier()  # the rows just written are read back, by other threads
+        if NESTED:
+            cells = first * Q + tl.arange(0, Q)
+            whole = tl.load(pools + cells[:, None] * C + c[None, :], in_c[None, :], 0.0)
         coarse = ()
         for level in tl.static_range(len(LEVELS)):
-            KK = LEVELS[level][0] * LEVELS[level][1]
-            region = tl.arange(0, REGIONS[level])
-            rows, real = cells_in(
-                region, first, FH, FW, LEVELS[level][0], LEVELS[level][1], MEMBERS[level]
-            )
-            real = real & (region < (last - first) * KK)[:, None]
-            mask = real[:, :, None] & in_c[None, None, :]
-            value = tl.load(pools + rows[:, :, None] * C + c[None, None, :], mask, 0.0)
-            coarse = coarse + (tl.sum(value, 1),)
+            if NESTED:
+                coarse = coarse + (coarser(whole, FH, FW, LEVELS[level][0], LEVELS[level][1]),)
+            else:
+                region = tl.arange(0, REGIONS[level])
+                members, real = cells_in(
+                    region, first, FH, FW, LEVELS[level][0], LEVELS[level][1], MEMBERS[level]
+                )
+                KK = LEVELS[level][0] * LEVELS[level][1]
+                real = real & (region < (last - first) * KK)[:, None]
+                mask = real[:, :, None] & in_c[None, None, :]
+                value = tl.load(pools + members[:, :, None] * C + c[None, None, :], mask, 0.0)
+                coarse = coarse + (tl.sum(value, 1),)
         for level in tl.static_range(len(LEVELS)):
             KK = LEVELS[level][0] * LEVELS[level][1]
             region = tl.arange(0, REGIONS[level])
             row = N * LEVELS[level][2] + first * KK + region
             mask = (region < (last - first) * KK)[:, None] & in_c[None, :]
-            tl.store(pools + row[:, None] * C + c[None, :], coarse[level], mask)
+            at_row = row[:, None] * C + c[None, :]
+            if READY:
+                area = area_of(region % KK, LEVELS[level][0], LEVELS[level][1], H, W)
+                ready = coarse[level] / area[:, None] * steep[None, :] + offset[None, :]
+                tl.store(rows + at_row, ready, mask)
+            else:
+                tl.store(pools + at_row, coarse[level], mask)
 
 
 @triton.jit
@@ -130,7 +154,7 @@ def apply(
     gamma,
     beta,
     gates,  # rows × C
-    gate_means,  # a scale: C
+    gate_means,  # a scale: C; none where gates are behind their BN and sigmoid
     gate_variances,
     gate_gammas,
     gate_betas,
@@ -163,10 +187,9 @@ def apply(
     c = tl.program_id(1) * CT + tl.arange(0, CT)
     in_c = c < C
     Q: tl.constexpr = FH * FW
-    if L > 0:
-        slopes, intercepts = gate_lines(
-            c, in_c, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
-        )
+    slopes, intercepts = gate_lines(
+        c, in_c, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
+    )
     if NORM:
         mean = tl.load(mean_at + c, in_c, 0.0).to(tl.float32)
         variance = tl.load(variance_at + c, in_c, 1.0).to(tl.float32)

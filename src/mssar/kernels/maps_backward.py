@@ -76,7 +76,7 @@ def gather(
     behind,  # out: the gradient behind the relu, which is the shortcut's
     dz,  # out: rows of cells × C, the gradient of z
     weights,  # out: rows of cells × C, z
-    moments,  # 3 × C: BN's mean and variance, and its slope
+    moments,  # 3 × C: BN's mean, variance and slope
     beta,
     gates,
     gate_means,  # a scale: C

@@ -142,6 +142,7 @@ def _tail_eval_shapes(x: Tensor, *_: Any) -> Tensor:
 
 def _track(
     moments: Sequence[Tensor],
+    lacking: Sequence[Tensor],
     means: Sequence[Tensor],
     variances: Sequence[Tensor],
     counts: Sequence[Tensor],
@@ -150,7 +151,7 @@ def _track(
 ) -> None:
     from mssar.kernels import launch
 
-    launch.track(moments, means, variances, counts, momenta, values)
+    launch.track(moments, lacking, means, variances, counts, momenta, values)
 
 
 register(
@@ -178,8 +179,8 @@ register(
 )
 register(
     "track",
-    "(Tensor[] moments, Tensor(a!)[] means, Tensor(b!)[] variances, Tensor(c!)[] counts, "
-    "float[] momenta, int[] values) -> ()",
+    "(Tensor[] moments, Tensor[] lacking, Tensor(a!)[] means, Tensor(b!)[] variances, "
+    "Tensor(c!)[] counts, float[] momenta, int[] values) -> ()",
     _track,
     mutates=("means", "variances", "counts"),
 )

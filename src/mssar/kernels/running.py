@@ -14,20 +14,32 @@ def track(
     momenta,
     values,  # of a channel, in a batch
     widths,
+    reduces,  # Ω₁ of the norms from FIRST on, where their means lack what comes
+    offsets,  # of these numbers, one a channel of Ω₁
+    C,
+    FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
+    BK: tl.constexpr,
 ):
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     for norm in tl.static_range(len(means)):
-        if tl.program_id(0) == norm:
-            tl.store(counts[norm], tl.load(counts[norm]) + 1)
+        if (tl.program_id(0) == norm) & (tl.program_id(1) * BLOCK < widths[norm]):
+            held = c < widths[norm]
+            if tl.program_id(1) == 0:
+                tl.store(counts[norm], tl.load(counts[norm]) + 1)
+            new = tl.load(means[norm] + c, held, 0.0)
+            if norm >= FIRST and norm < FIRST + len(reduces):
+                for start in range(0, C, BK):
+                    k = start + tl.arange(0, BK)
+                    mask = held[:, None] & (k < C)[None, :]
+                    w = tl.load(reduces[norm - FIRST] + c[:, None] * C + k[None, :], mask, 0.0)
+                    offset = tl.load(offsets + k, k < C, 0.0).to(tl.float32)
+                    new += tl.sum(w.to(tl.float32) * offset[None, :], 1)
+            old = tl.load(running_means[norm] + c, held, 0.0).to(tl.float32)
+            new = old * (1 - momenta[norm]) + new * momenta[norm]
+            tl.store(running_means[norm] + c, new, held)
             unbiased = values[norm] / (values[norm] - 1.0)
-            for start in range(0, widths[norm], BLOCK):
-                c = start + tl.arange(0, BLOCK)
-                held = c < widths[norm]
-                old = tl.load(running_means[norm] + c, held, 0.0).to(tl.float32)
-                new = tl.load(means[norm] + c, held, 0.0)
-                new = old * (1 - momenta[norm]) + new * momenta[norm]
-                tl.store(running_means[norm] + c, new, held)
-                old = tl.load(running_variances[norm] + c, held, 0.0).to(tl.float32)
-                new = tl.load(variances[norm] + c, held, 0.0) * unbiased
-                new = old * (1 - momenta[norm]) + new * momenta[norm]
-                tl.store(running_variances[norm] + c, new, held)
+            old = tl.load(running_variances[norm] + c, held, 0.0).to(tl.float32)
+            new = tl.load(variances[norm] + c, held, 0.0) * unbiased
+            new = old * (1 - momenta[norm]) + new * momenta[norm]
+            tl.store(running_variances[norm] + c, new, held)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mssar.kernels.geometry import Geometry, geometry
 
-LARGE = 128  # channels from which copies of Ω₁ and Ω₂ pay that can be read faster
 PER_SCALE = 6  # Ω₁, γ₁, β₁, Ω₂, γ₂, β₂
 
 
@@ -34,7 +33,7 @@ class Forward(NamedTuple):
     gates: Tensor  # rows × C
     gate_moments: Tensor  # 2 × L × C
     counters: Tensor  # a scale and tile of channels; zeros before and after every launch
-    packed: Tensor  # Ω₂ and Ω₁ with padded rows, where they are large
+    packed: Tensor  # Ω₂, Ω₁ behind BN's slope, and Ω₁; rows are padded
 
 
 def kept(x: Tensor) -> torch.dtype:
@@ -49,7 +48,7 @@ def buffers(x: Tensor, params: Sequence[Tensor], scales: Sequence[int], norm: bo
     levels, j = len(params) // PER_SCALE, padded(width(params))
     number = torch.float32
     rows = n * geo.branch_rows if levels else 0, c
-    packed = levels * (c * j + width(params) * padded(c)) if c >= LARGE else 0
+    packed = levels * (c * j + 2 * width(params) * padded(c))
     return Forward(
         torch.empty_like(x),
         x.new_empty((3, c if norm else 0), dtype=number),

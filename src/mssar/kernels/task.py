@@ -83,6 +83,8 @@ class Task:
         precision = self.precision
         if precision == "fp32":
             precision = "tf32" if _allows_tf32() else "ieee"
+        elif precision == "fp16":
+            precision = "tf32"  # as exact, and nothing is too large or too small for it
         if interpreted():
             precision = "ieee"  # the interpreter takes bfloat16's bits for numbers
         return {"PRECISION": precision}
