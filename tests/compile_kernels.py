@@ -87,7 +87,7 @@ def tail(n, c, size, scales, dtype, precision, norm=True, layout=torch.channels_
     rows = [torch.empty(width) for width in widths]
     counts = [torch.empty((), dtype=torch.int64) for _ in widths]
     moments = [made.moments, made.hidden_moments, made.gate_moments]
-    lacking = [beta, *params[::PER_SCALE]] if norm else []
+    lacking = params[::PER_SCALE] if norm else []
     launch.track(moments, lacking, rows, rows, counts, [0.1] * len(widths), [5] * len(widths))
 
 

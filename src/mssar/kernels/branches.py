@@ -1,13 +1,13 @@
 """The branches on rows, all scales in one launch.  N batch, C channels, J hidden channels.
 
-    prepare   parts of sums → BN's statistics of x; means and weights as the products read them
+    prepare   parts of sums → BN's statistics of x; weights as the products read them
     reduce    means         → Ω₁ · mean, statistics
     expand    Ω₁ · mean     → Ω₂ · relu(BN(·)), statistics: the gates, but for BN and sigmoid
     evaluate  means         → both in one go, where statistics are given
 
-BN in front is a slope and an intercept a channel, for means about BN's own. The slope goes into Ω₁;
-the intercept adds the same to all rows, which the hidden layer's BN takes off again: it is left
-out. So there is nothing left to do but multiply.
+The BN in front is a slope and an intercept a channel. The slope goes into Ω₁. The intercept would
+add the same to all rows, which the hidden layer's BN takes off again, so it is left out, and rows
+may lack any other number a channel: there is nothing left to do but multiply.
 
 BN needs the statistics of all rows: hence the cut into launches. Rows of hidden layers are JS
 numbers apart, so that they begin at addresses that can be read several numbers at a time. Whoever
@@ -53,10 +53,10 @@ def _copy_padded(block, source, target, rows, width, stride, BLOCK: tl.constexpr
 @triton.jit
 def prepare(
     parts,  # with NORM: 2 × groups × C, from `sums`
-    moments,  # out, with NORM: 3 × C, BN's mean, variance and slope
+    moments,  # out, with NORM: 4 × C: BN's mean, variance and slope; and what its output has more
+    # than rows · slope, where `sums` has put what it took off the rows
     gamma,
-    means,  # with NORM: rows × C, from `sums`
-    normal,  # out, with NORM: the same, about BN's mean
+    beta,
     reduces,  # a scale: J × C
     expands,  # a scale: C × J
     packed,  # out: expands, rows JS apart; reduces with that slope, rows CS apart; and without
@@ -64,15 +64,12 @@ def prepare(
     J,
     JS,
     CS,
-    rows,
     groups,
     count,  # values of a part
     total,
     eps,
-    FOLDS: tl.constexpr,  # programs for all channels; each part of the rows has as many
-    SHARES: tl.constexpr,  # parts of the rows; the first have a scale's Ω₁ to copy as well
+    FOLDS: tl.constexpr,  # programs for the statistics, and as many for each scale's Ω₁
     BC: tl.constexpr,
-    BM: tl.constexpr,
     BJ: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -80,43 +77,41 @@ def prepare(
 ):
     L: tl.constexpr = len(reduces)
     pid = tl.program_id(0)
-    if pid < FOLDS * SHARES:
-        share = pid // FOLDS
+    if pid < FOLDS * (L if L > 0 else 1):
+        scale = pid // FOLDS
         c = pid % FOLDS * BC + tl.arange(0, BC)
         in_c = c < C
+        if L > 0:
+            source = pointer_of(reduces, scale, L)
+            j = tl.arange(0, BJ)
+            mask = (j < J)[:, None] & in_c[None, :]
+            w = tl.load(source + j[:, None] * C + c[None, :], mask, 0.0).to(tl.float32)
         a = tl.full([BC], 1.0, tl.float32)
         if NORM:
             squares = parts + groups * C
             mean, variance = moments_of(parts, squares, C, c, in_c, groups, count, total, CHUNK)
             a = tl.load(gamma + c, in_c, 0.0).to(tl.float32) * tl.rsqrt(variance + eps)
-            if share == 0:
+            if scale == 0:
+                near = tl.load(moments + 3 * C + c, in_c, 0.0)
+                b = tl.load(beta + c, in_c, 0.0).to(tl.float32)
                 tl.store(moments + c, mean, in_c)
                 tl.store(moments + C + c, variance, in_c)
                 tl.store(moments + 2 * C + c, a, in_c)
+                tl.store(moments + 3 * C + c, (near - mean) * a + b, in_c)
         if L > 0:
-            if NORM:
-                most = (rows + SHARES - 1) // SHARES
-                end = tl.minimum((share + 1) * most, rows)
-                for start in range(share * most, end, BM):
-                    r = start + tl.arange(0, BM)
-                    at = r[:, None] * C + c[None, :]
-                    mask = (r < end)[:, None] & in_c[None, :]
-                    tl.store(normal + at, tl.load(means + at, mask, 0.0) - mean[None, :], mask)
-            if share < L:
-                source = pointer_of(reduces, share, L)
-                steep = packed + L * C * JS + share * J * CS
-                plain = steep + L * J * CS
-                for start in range(0, J, BJ):
+            steep = packed + L * C * JS + scale * J * CS
+            plain = steep + L * J * CS
+            for start in range(0, J, BJ):
+                if start > 0:  # the first were read above: they need not wait for the statistics
                     j = start + tl.arange(0, BJ)
-                    in_j = (j < J)[:, None]
-                    w = tl.load(source + j[:, None] * C + c[None, :], in_j & in_c[None, :], 0.0)
-                    w = w.to(tl.float32)
-                    mask = in_j & (c < CS)[None, :]  # zeros in what pads a row
-                    tl.store(steep + j[:, None] * CS + c[None, :], w * a[None, :], mask)
-                    tl.store(plain + j[:, None] * CS + c[None, :], w, mask)
+                    mask = (j < J)[:, None] & in_c[None, :]
+                    w = tl.load(source + j[:, None] * C + c[None, :], mask, 0.0).to(tl.float32)
+                mask = (j < J)[:, None] & (c < CS)[None, :]  # zeros in what pads a row
+                tl.store(steep + j[:, None] * CS + c[None, :], w * a[None, :], mask)
+                tl.store(plain + j[:, None] * CS + c[None, :], w, mask)
     elif L > 0:
         wide = (C * JS + BLOCK - 1) // BLOCK
-        block = pid - FOLDS * SHARES
+        block = pid - FOLDS * L
         scale = block // wide
         source = pointer_of(expands, scale, L)
         _copy_padded(block % wide, source, packed + scale * C * JS, C, J, JS, BLOCK)

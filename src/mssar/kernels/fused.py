@@ -170,9 +170,7 @@ def run(
     out, moments, _, _, hidden_moments, _, gate_moments, *_ = torch.ops.mssar.tail(
         x, shortcut, gamma, beta, params, *settings
     )
-    lacking = []  # the hidden layers' means are without what BN's intercept adds to them
-    if front is not None:
-        lacking = [front.bias.detach(), *(branch.reduce.weight.detach() for branch in branches)]
+    lacking = [] if front is None else [branch.reduce.weight.detach() for branch in branches]
     _track([moments, hidden_moments, gate_moments], lacking, x, layer, norm)
     return cast("Tensor", out)
 

@@ -15,8 +15,7 @@ from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
 AT_ONCE = 128, 64  # channels and hidden channels up to which one program evaluates a branch
 FOLDED = 16  # channels of a program that adds up parts
-SHARES = 8  # of the rows that are centred: as many times the parts are added up
-ROWS = 256  # that such a program takes at a time
+ROWS = 256  # of Ω₁ that such a program copies at a time
 PACKED = 1024  # numbers of a program that copies weights
 TRACKED = 16  # channels of a program that moves running statistics
 
@@ -36,9 +35,8 @@ def forward(
     task = Task(dense_map(x), gamma, beta, params, grids(x, scales), eps, precision)
     made = buffers(task.x, params, scales, task.norm)
     parts = x.new_empty((2, task.cut.groups, task.shape[1]), **NUMBER)
-    means = torch.empty_like(made.normal, **NUMBER) if task.norm else made.normal
-    _sums(task, means, parts, made.counters)
-    _prepare(task, means, parts, made)
+    _sums(task, made.normal, parts, made.counters, near=made.moments[3] if task.norm else None)
+    _prepare(task, parts, made, norm=task.norm)
     if task.levels:
         _branches(task, made)
     _apply(
@@ -50,42 +48,40 @@ def forward(
 
 def _sums(
     task: Task,
-    means: Tensor,
+    rows: Tensor,
     parts: Tensor,
     counters: Tensor,
-    given: Sequence[Tensor] | None = None,
+    *,
+    near: Tensor | None = None,
+    given: Sequence[Tensor | None] = (None, None),
 ) -> None:
-    """The scales' means; and the statistics of x, or with given ones the means behind BN."""
+    """The scales' means; with statistics given behind BN, else if BN is there those of x too."""
     (n, c), cut, geo = task.shape, task.cut, task.geo
     scales = list(zip(geo.grids, geo.rows_at, strict=True)) if task.levels else []
     levels = tuple((*grid, at) for grid, at in scales if grid != geo.fine)
     pools = parts.new_empty((n * geo.cells if levels else 0, c))
     maps.sums[(cut.groups, cut.blocks)](
-        task.x, pools, means, parts, counters, *(given[2:] if given else (None, None)),
-        task.gamma, task.beta, n, c, *task.x.stride(), cut.group, counters.numel(), task.eps.norm,
+        task.x, pools, rows, parts, counters, near, *given, task.gamma, task.beta,
+        n, c, *task.x.stride(), cut.group, counters.numel(), task.eps.norm,
         **task.map(), FINE_AT=tuple(at for grid, at in scales if grid == geo.fine), LEVELS=levels,
         MEMBERS=members(geo, levels), REGIONS=regions(levels, cut.group), CELLS=cut.grouped_cells,
-        STAGES=cut.grouped_stages, READY=True, GIVEN=bool(given),
-        MOMENTS=given is None and task.norm, NESTED=cut.nested, num_warps=cut.grouped_warps,
+        STAGES=cut.grouped_stages, READY=True, GIVEN=given[1] is not None,
+        MOMENTS=near is not None, NESTED=cut.nested, num_warps=cut.grouped_warps,
     )  # fmt: skip
 
 
-def _prepare(
-    task: Task, means: Tensor, parts: Tensor, made: Forward, *, given: bool = False
-) -> None:
+def _prepare(task: Task, parts: Tensor, made: Forward, *, norm: bool) -> None:
     (n, c), cut, x = task.shape, task.cut, task.x
-    size, j, norm = x.shape[2] * x.shape[3], width(task.params), task.norm and not given
+    size, j = x.shape[2] * x.shape[3], width(task.params)
     reduces, _, _, expands, _, _ = task.split(task.params)
-    folds, shares = -(-c // FOLDED), max(task.levels, int(norm))
-    if norm and task.levels:
-        shares = max(shares, min(SHARES, -(-len(means) // ROWS)))
-    programs = folds * shares + task.levels * -(-c * padded(j) // PACKED)
+    folds = -(-c // FOLDED)
+    programs = folds * max(task.levels, int(norm)) + task.levels * -(-c * padded(j) // PACKED)
     if programs == 0:
         return
     branches.prepare[(programs,)](
-        parts, made.moments, task.gamma, means, made.normal, reduces, expands, made.packed,
-        c, j, padded(j), padded(c), len(means), cut.groups, cut.group * size, n * size,
-        task.eps.norm, FOLDS=folds, SHARES=shares, BC=FOLDED, BM=ROWS, BJ=min(power(j), ROWS),
+        parts, made.moments, task.gamma, task.beta, reduces, expands, made.packed,
+        c, j, padded(j), padded(c), cut.groups, cut.group * size, n * size,
+        task.eps.norm, FOLDS=folds, BC=FOLDED, BJ=min(power(j), ROWS),
         CHUNK=chunk(cut.groups, FOLDED), BLOCK=PACKED, NORM=norm, num_warps=4,
     )  # fmt: skip
 
@@ -168,8 +164,8 @@ def evaluate(
         made = made._replace(normal=rows[0], gates=rows[1])
         if c > AT_ONCE[0] or j > AT_ONCE[1]:
             made = buffers(task.x, params, scales, task.norm)
-            _prepare(task, nothing, nothing, made, given=True)
-        _sums(task, made.normal, nothing, nothing, norm)
+            _prepare(task, nothing, made, norm=False)
+        _sums(task, made.normal, nothing, nothing, given=norm[2:] or (None, None))
         if c > AT_ONCE[0] or j > AT_ONCE[1]:
             _branches(task, made, hidden_running, gate_running)
         else:
@@ -199,22 +195,22 @@ def track(
     """Move running statistics towards a batch's, as BatchNorm2d does.
 
     ``moments`` holds means and biased variances of all norms, as :class:`Forward` has them.
-    ``lacking`` is BN's intercept and every scale's Ω₁, where the hidden layers' means are without
-    the one times the other.
+    ``lacking`` is every scale's Ω₁, where the hidden layers' means are without what that makes of
+    the last of the first norm's moments.
     """
     found = [pair for both in moments if both.numel() for pair in _pairs(both)]
-    offsets, *reduces = lacking or [None]
+    offsets = moments[0][3] if lacking else None
     seen = 1 if offsets is None else offsets.numel()
     widest = max(mean.numel() for mean in means)
     running.track[(len(means), -(-widest // TRACKED))](
         tuple(mean for mean, _ in found), tuple(variance for _, variance in found), tuple(means),
         tuple(variances), tuple(counts), tuple(momenta), tuple(values),
-        tuple(mean.numel() for mean in means), tuple(reduces), offsets, seen,
+        tuple(mean.numel() for mean in means), tuple(lacking), offsets, seen,
         FIRST=1, BLOCK=TRACKED, BK=min(256, power(seen)), num_warps=4,
     )  # fmt: skip
 
 
 def _pairs(both: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Mean and variance of each norm of 2 × L × C, or of the one of 3 × C."""
+    """Mean and variance of each norm of 2 × L × C, or of the one of 4 × C."""
     mean, variance = both if both.ndim == 3 else both[:2, None]
     return list(zip(mean.unbind(), variance.unbind(), strict=True))

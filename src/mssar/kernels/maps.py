@@ -20,12 +20,24 @@ from mssar.kernels.common import affine, area_of, relu
 
 
 @triton.jit
+def _near_mean(x, N, c, in_c, XN, XC, XH, XW, H: tl.constexpr, W: tl.constexpr):
+    """The mean of sixteen values of a channel, from all over the batch and the map."""
+    i = tl.arange(0, 16)
+    n = (N * i // 16).to(tl.int64)
+    at = n * XN + (H * (2 * i + 1) // 32) * XH + (W * (2 * (5 * i % 16) + 1) // 32) * XW
+    value = tl.load(x + at[:, None] + (c * XC)[None, :], in_c[None, :], 0.0)
+    return tl.sum(value.to(tl.float32), 0) / 16
+
+
+@triton.jit
 def sums(
     x,
     pools,  # out: rows × C, sums over every cell; unless READY, over the other regions too
-    rows,  # out, if READY: rows × C, the scales' means; with GIVEN, behind BN
+    rows,  # out, if READY: rows × C, the scales' means; with GIVEN behind BN, with MOMENTS less
+    # a number near x's mean
     parts,  # out: 2 × groups × C, sums and squares about the mean of a group of samples
     counters,  # out: zeros, for the kernels that follow
+    near_at,  # out, with MOMENTS: C, that number
     mean_at,  # with GIVEN: BN's statistics
     variance_at,
     gamma,
@@ -77,9 +89,13 @@ def sums(
         mean = tl.load(mean_at + c, in_c, 0.0).to(tl.float32)
         variance = tl.load(variance_at + c, in_c, 1.0).to(tl.float32)
         steep, offset = affine(c, in_c, gamma, beta, mean, variance, eps)
-    # Squares about a value of the map, not about 0: a mean far from 0 would drown the variance.
-    sample = first.to(tl.int64) * XN
-    shift = tl.load(x + sample + c * XC, in_c, 0.0).to(tl.float32)[None, None, :]
+    if MOMENTS:
+        # A mean far from 0 would drown variances in squares about 0, and differences in small types.
+        near = _near_mean(x, N, c, in_c, XN, XC, XH, XW, H, W)
+        shift = near[None, None, :]
+        offset = -near
+        if tl.program_id(0) == 0:
+            tl.store(near_at + c, near, in_c)
     squares = tl.zeros([CELLS, BW, CT], tl.float32)
     total = tl.zeros([CT], tl.float32)
     for start in range(first * Q, last * Q, CELLS):

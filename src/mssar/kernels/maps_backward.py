@@ -76,7 +76,7 @@ def gather(
     behind,  # out: the gradient behind the relu, which is the shortcut's
     dz,  # out: rows of cells × C, the gradient of z
     weights,  # out: rows of cells × C, z
-    moments,  # 3 × C: BN's mean, variance and slope
+    moments,  # 4 × C: BN's mean, variance and slope
     beta,
     gates,
     gate_means,  # a scale: C
@@ -191,7 +191,7 @@ def scatter(
     grad_x,  # out
     weights,
     pool_grads,  # rows × C: gradients of each scale's means
-    moments,  # 3 × C
+    moments,  # 4 × C
     sums,  # 2 × C: of the gradient in front of BN, and of its products with x
     grad_gamma,  # out
     grad_beta,  # out

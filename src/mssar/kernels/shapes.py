@@ -26,8 +26,8 @@ class Forward(NamedTuple):
     """What the tail gives, and what its gradient needs."""
 
     out: Tensor
-    moments: Tensor  # 3 × C: BN's mean, variance and slope
-    normal: Tensor  # rows × C: the scales' means, about BN's mean
+    moments: Tensor  # 4 × C: BN's mean, variance, slope; what its output has more than normal·slope
+    normal: Tensor  # rows × C: the scales' means, about a number near BN's mean
     hidden: Tensor  # rows × J, padded
     hidden_moments: Tensor  # 2 × L × J, padded
     gates: Tensor  # rows × C
@@ -51,7 +51,7 @@ def buffers(x: Tensor, params: Sequence[Tensor], scales: Sequence[int], norm: bo
     packed = levels * (c * j + 2 * width(params) * padded(c))
     return Forward(
         torch.empty_like(x),
-        x.new_empty((3, c if norm else 0), dtype=number),
+        x.new_empty((4, c if norm else 0), dtype=number),
         x.new_empty(rows, dtype=kept(x)),
         x.new_empty((rows[0], j), dtype=kept(x)),
         x.new_empty((2, levels, j), dtype=number),
