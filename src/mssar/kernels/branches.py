@@ -2,7 +2,8 @@
 
     prepare   parts of sums → BN's statistics of x; weights as the products read them
     reduce    means         → Ω₁ · mean, statistics
-    expand    Ω₁ · mean     → Ω₂ · relu(BN(·)), statistics: the gates, but for BN and sigmoid
+    activate  Ω₁ · mean     → relu(BN(·)); `expand` does that itself where it is done only once
+    expand    that          → Ω₂ · that, statistics: the gates, but for BN and sigmoid
     evaluate  means         → both in one go, where statistics are given
 
 The BN in front is a slope and an intercept a channel. The slope goes into Ω₁. The intercept would
@@ -210,9 +211,35 @@ def reduce(
 
 
 @triton.jit
+def activate(
+    hidden,  # rows × JS
+    hidden_lines,  # 2 × L × JS
+    active,  # out: rows × JS, behind BN and relu
+    N,
+    JS,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    BM: tl.constexpr,
+    BJ: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    scale, first, _, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
+    r = (tile - first) * BM + tl.arange(0, BM)
+    j = tl.program_id(1) * BJ + tl.arange(0, BJ)
+    in_js = j < JS
+    a = tl.load(hidden_lines + scale * JS + j, in_js, 0.0)
+    b = tl.load(hidden_lines + (len(DOWN) + scale) * JS + j, in_js, 0.0)
+    at = (before + r)[:, None] * JS + j[None, :]
+    mask = (r < rows)[:, None] & in_js[None, :]
+    h = tl.load(hidden + at, mask, 0.0).to(tl.float32)
+    tl.store(active + at, relu(h * a[None, :] + b[None, :]), mask)
+
+
+@triton.jit
 def expand(
     hidden,
-    hidden_lines,  # 2 × L × JS; nothing where hidden layers are behind their BN and relu
+    hidden_lines,  # 2 × L × JS, unless READY
     weights,  # a scale: C × J, rows JW apart
     means,  # a scale: C; nothing where the batch's statistics are taken
     variances,
@@ -235,6 +262,7 @@ def expand(
     BC: tl.constexpr,
     BK: tl.constexpr,
     TILES: tl.constexpr,
+    READY: tl.constexpr,  # hidden layers are behind BN and relu
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
@@ -253,7 +281,7 @@ def expand(
         mask = in_r[:, None] & (j < JS)[None, :]
         h = tl.load(hidden + (before + r)[:, None] * JS + j[None, :], mask, 0.0)
         w = tl.load(weight + c[None, :] * JW + j[:, None], in_c[None, :] & (j < JW)[:, None], 0.0)
-        if len(means) == 0:
+        if not READY:
             a = tl.load(hidden_lines + scale * JS + j, in_j, 0.0)
             b = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
             h = relu(h.to(tl.float32) * a[None, :] + b[None, :])

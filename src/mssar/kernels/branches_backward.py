@@ -1,9 +1,9 @@
 """The branches on rows, backward, all scales in one launch.  N batch, C channels, J hidden ones.
 
     settle           parts of sums   → BN's gradients: those of the gates, of x but for the pools'
-    slopes           gates' gradient → that in front of their BN
-    expand_backward  that            → that of the hidden layer, of the hidden layers' BN
+    expand_backward  gates' gradient → that of the hidden layer, of the hidden layers' BN
     reduce_backward  that            → that of the pools
+    slopes           a gradient      → that in front of a BN; both do it themselves if only once
 
 Rows of hidden layers are JS numbers apart, as in ``branches``. In front of a BN the gradient is
 s·grad + p·value + q with three numbers a channel (``lines_of``), made by whoever completes the sums
@@ -81,26 +81,27 @@ def _in_front(grads, values, at, mask, lines, scale, width, L, c, in_c):
 
 @triton.jit
 def slopes(
-    gate_grads,
-    gates,
-    gate_lines,  # 3 × L × C
-    gate_slopes,  # out: rows × C, the gates' gradients in front of their BN
+    grads,  # rows × CS
+    values,
+    lines,  # 3 × L × CS
+    made,  # out: rows × CS, the gradients in front of BN
     N,
     C,
+    CS,
     DOWN: tl.constexpr,
     ACROSS: tl.constexpr,
     ROWS_AT: tl.constexpr,
     BM: tl.constexpr,
     BC: tl.constexpr,
 ):
-    scale, first, _, rows, before = scale_of(tl.program_id(0), N, DOWN, ACROSS, ROWS_AT, BM)
-    r = (tl.program_id(0) - first) * BM + tl.arange(0, BM)
+    tile = tl.program_id(0)
+    scale, first, _, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
+    r = (tile - first) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    in_c = c < C
-    mask = (r < rows)[:, None] & in_c[None, :]
-    at = (before + r)[:, None] * C + c[None, :]
-    grad = _in_front(gate_grads, gates, at, mask, gate_lines, scale, C, len(DOWN), c, in_c)
-    tl.store(gate_slopes + at, grad, mask)
+    mask = (r < rows)[:, None] & (c < CS)[None, :]
+    at = (before + r)[:, None] * CS + c[None, :]
+    grad = _in_front(grads, values, at, mask, lines, scale, CS, len(DOWN), c, c < C)
+    tl.store(made + at, grad, mask)
 
 
 @triton.jit
@@ -190,7 +191,7 @@ def expand_backward(
 
 @triton.jit
 def reduce_backward(
-    hidden_grads,
+    hidden_grads,  # if READY, in front of BN
     hidden,
     hidden_lines,  # 3 × L × JS, from `expand_backward`
     weights,  # a scale: J × C, rows CW apart
@@ -220,6 +221,7 @@ def reduce_backward(
     NORM: tl.constexpr,
     SUMS: tl.constexpr,
     CARRY: tl.constexpr,
+    READY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
@@ -237,8 +239,11 @@ def reduce_backward(
         in_j = j < J
         mask = in_r[:, None] & (j < JS)[None, :]
         at = (before + r)[:, None] * JS + j[None, :]
-        grad = _in_front(hidden_grads, hidden, at, mask, hidden_lines, scale, JS, L, j, in_j)
-        grad = tl.where(in_r[:, None] & in_j[None, :], grad, 0.0)
+        if READY:
+            grad = tl.load(hidden_grads + at, mask, 0.0)
+        else:
+            grad = _in_front(hidden_grads, hidden, at, mask, hidden_lines, scale, JS, L, j, in_j)
+            grad = tl.where(in_r[:, None] & in_j[None, :], grad, 0.0)
         w = tl.load(weight + j[:, None] * CW + c[None, :], in_j[:, None] & in_c[None, :], 0.0)
         acc = product(grad, w, acc, PRECISION)
     mask_c = in_r[:, None] & in_c[None, :]

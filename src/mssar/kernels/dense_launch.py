@@ -26,7 +26,7 @@ def sums(x: Tensor, scales: Sequence[int]) -> Tensor:
     rows = x.new_empty((n * geo.pool_rows, c), **NUMBER)
     nothing = x.new_empty(0, **NUMBER)
     maps.sums[(cut.groups, cut.blocks)](
-        task.x, rows, None, nothing, nothing, None, None, None, None,
+        task.x, rows, None, nothing, nothing, None, None, None, None, None,
         n, c, *task.x.stride(), cut.group, 0, 0.0,
         **task.map(), FINE_AT=(), **_levels(geo, cut.group), CELLS=cut.grouped_cells,
         STAGES=cut.grouped_stages, READY=False, GIVEN=False, MOMENTS=False,
@@ -92,7 +92,7 @@ def forward(
     branches.expand[(count, -(-k // side(k)))](
         made.hidden, lines, expands, (), (), (), (), made.gates, gate_parts, made.gate_moments,
         made.counters, n, k, j, js, j, eps.gate, BC=side(k), BK=cut.hidden,
-        TILES=chunk(most, side(k)), **common, num_stages=1,
+        TILES=chunk(most, side(k)), READY=False, **common, num_stages=1,
     )  # fmt: skip
     means, variances = made.gate_moments
     _carry(task, rows, made, means.unbind(), variances.unbind(), carry)
@@ -205,7 +205,8 @@ def backward(
         hidden_grads, made.hidden, hidden_lines, reduces, made.normal, grad_rows, some,
         unused, unused, unused, made.counters, n, c, c, c + k, j, js,
         H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BC=side(c), BK=sizes.hidden,
-        TILES=1, NORM=False, SUMS=True, CARRY=rows_grad is not None, **how, num_stages=1,
+        TILES=1, NORM=False, SUMS=True, CARRY=rows_grad is not None, READY=False, **how,
+        num_stages=1,
     )  # fmt: skip
     if stream is not None:
         torch.cuda.current_stream(x.device).wait_stream(stream)

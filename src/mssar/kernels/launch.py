@@ -14,6 +14,7 @@ from mssar.kernels.shapes import Epsilons, Forward, buffers, grids, kept, padded
 from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
 AT_ONCE = 128, 64  # channels and hidden channels up to which one program evaluates a branch
+REPEATED = 4  # products that share an operand, from which it pays to make it once
 FOLDED = 16  # channels of a program that adds up parts
 ROWS = 256  # of Ω₁ that such a program copies at a time
 PACKED = 1024  # numbers of a program that copies weights
@@ -117,11 +118,18 @@ def _branches(
         BK=sizes.deep, TILES=chunk(most, sizes.hidden), READY=True,
         **common, num_stages=sizes.stages,
     )  # fmt: skip
+    hidden, ready = made.hidden, len(hidden_running) > 0
+    if not ready and c >= REPEATED * sizes.channels:
+        hidden, ready = torch.empty_like(hidden), True
+        branches.activate[(geo.tiles(n, 16), -(-js // 256))](
+            made.hidden, lines, hidden, n, js, **task.grid(), BM=16, BJ=min(256, power(js)),
+            num_warps=WARPS,
+        )  # fmt: skip
     branches.expand[(count, -(-c // sizes.channels))](
-        made.hidden, lines, expands, tuple(gate_running[::2]), tuple(gate_running[1::2]),
+        hidden, lines, expands, tuple(gate_running[::2]), tuple(gate_running[1::2]),
         gate_gammas, gate_betas, made.gates, gate_parts, made.gate_moments, made.counters,
         n, c, j, js, padded(j), task.eps.gate, BC=sizes.channels, BK=sizes.hidden,
-        TILES=chunk(most, sizes.channels), **common, num_stages=1,
+        TILES=chunk(most, sizes.channels), READY=ready, **common, num_stages=1,
     )  # fmt: skip
 
 

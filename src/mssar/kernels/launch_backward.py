@@ -10,12 +10,13 @@ from torch import Tensor
 
 from mssar.kernels import branches_backward, maps_backward, weights
 from mssar.kernels.geometry import power
-from mssar.kernels.launch import FOLDED, packed_weights
+from mssar.kernels.launch import FOLDED, REPEATED, packed_weights
 from mssar.kernels.plan import WARPS, WARPS_OF_MAPS, Products, chunk, members, regions, span
 from mssar.kernels.shapes import Backward, Epsilons, Forward, gradients, grids, kept, padded, width
 from mssar.kernels.task import NUMBER, Task, beside, dense_map, laid_out
 
-SLOPES = 16, 256  # rows and channels of a program that takes gradients through the gates' BN
+APART = 4  # blocks of channels from which the gates' gradients pay for a launch of their own
+SLOPES = 16, 256  # rows and channels of a program that takes gradients through a BN
 ADDED = 512  # numbers of a program that adds up parts of weights' gradients
 
 
@@ -42,7 +43,7 @@ def backward(
     z = x.new_empty(rows, dtype=kept(x))
     gate_grads = torch.empty_like(made.gates)
     parts = x.new_empty((2, task.cut.groups, task.levels + 1, c), **NUMBER)
-    _gather(task, grad, out, grads.shortcut, rows, z, made, gate_grads, parts, relu, write)
+    _gather(task, grad, out, grads.shortcut, z, made, gate_grads, parts, relu, write)
     past = x.new_empty((2, c), **NUMBER)
     lines = settle(task, parts, past, made.gate_moments, grads.params)
     sums, pool_grads, stream = past, parts, None  # without pools nothing reads their gradients
@@ -65,21 +66,31 @@ def backward(
 
 
 def _gather(
-    task: Task, grad: Tensor, out: Tensor, behind: Tensor, rows: tuple[int, int], z: Tensor,
-    made: Forward, gate_grads: Tensor, parts: Tensor, relu: bool, write: bool,
+    task: Task, grad: Tensor, out: Tensor, behind: Tensor, z: Tensor, made: Forward,
+    gate_grads: Tensor, parts: Tensor, relu: bool, write: bool,
 ) -> None:  # fmt: skip
     (n, c), cut, geo, x = task.shape, task.cut, task.geo, task.x
-    dz = x.new_empty(rows, **NUMBER)
+    sums = z.new_empty((2, *z.shape))
     _, _, _, _, gammas, betas = task.split(task.params)
-    maps_backward.gather[(cut.groups, cut.blocks)](
-        grad, out, x, behind, dz, z, made.moments, task.beta,
-        made.gates, made.gate_moments[0].unbind(), made.gate_moments[1].unbind(), gammas, betas,
-        gate_grads, parts, n, c, *x.stride(), cut.group, task.eps.gate,
-        **task.map(), **task.grid(), MEMBERS=members(geo, geo.grids),
-        REGIONS=regions(geo.grids, cut.group), CELLS=cut.grouped_cells,
-        STAGES=cut.grouped_stages, NORM=task.norm, RELU=relu, WRITE=write,
-        NESTED=cut.nested, num_warps=cut.grouped_warps,
+    means, variances = (some.unbind() for some in made.gate_moments)
+    apart = task.levels > 0 and cut.blocks >= APART
+    gates = made.gates, means, variances, gammas, betas, gate_grads, parts
+    how = dict(
+        task.grid(), FH=geo.fine[0], FW=geo.fine[1], MEMBERS=members(geo, geo.grids),
+        REGIONS=regions(geo.grids, cut.group), ALL=power(cut.group * geo.cells), CT=cut.channels,
+        NORM=task.norm, NESTED=cut.nested,
     )  # fmt: skip
+    maps_backward.gather[(cut.groups, cut.blocks)](
+        grad, out, x, behind, sums, z, made.moments, task.beta, *gates,
+        n, c, *x.stride(), cut.group, task.eps.gate,
+        **{**task.map(), **how}, CELLS=cut.grouped_cells, STAGES=cut.grouped_stages,
+        RELU=relu, WRITE=write, APART=apart, num_warps=cut.grouped_warps,
+    )  # fmt: skip
+    if apart:
+        maps_backward.open_gates[(cut.groups, cut.blocks)](
+            sums, z, made.moments, task.beta, *gates, n, c, cut.group, task.eps.gate, **how,
+            num_warps=WARPS_OF_MAPS,
+        )  # fmt: skip
 
 
 def settle(
@@ -120,31 +131,43 @@ def _branches(
     expands, _, reduces = packed_weights(task, made.packed)
     cut = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=WARPS)
     across = -(-j // sizes.hidden)
-    if across > 1:  # else the products do it themselves, and once
-        wide = min(power(c), SLOPES[1])
-        branches_backward.slopes[(geo.tiles(n, SLOPES[0]), -(-c // wide))](
-            gate_grads, made.gates, lines, gate_slopes, n, c, **task.grid(), BM=SLOPES[0], BC=wide,
-            num_warps=WARPS,
-        )  # fmt: skip
+    if across > 1:
+        _slopes(task, gate_grads, made.gates, lines, gate_slopes, c)
     branches_backward.expand_backward[(count, across)](
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas, betas, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas, d_betas, made.counters,
         n, c, j, js, padded(j), eps.hidden, BJ=sizes.hidden, BK=sizes.deep,
         TILES=chunk(most, sizes.hidden), READY=across > 1, **cut, num_stages=sizes.stages,
     )  # fmt: skip
+    ready = c >= REPEATED * sizes.channels
+    if ready:
+        slopes = torch.empty_like(hidden_grads)
+        _slopes(task, hidden_grads, made.hidden, hidden_lines, slopes, j)
+        hidden_grads = slopes
     # Nothing waits for these gradients, and what follows leaves arithmetic units idle.
     stream, held = weight_gradients(
         task, sizes, (gate_slopes, made.hidden, made.hidden_moments, hidden_grads, hidden_lines),
-        made.normal, made.moments[2], grads.params,
+        made.normal, made.moments[2], grads.params, ready,
     )  # fmt: skip
     branches_backward.reduce_backward[(count, -(-c // sizes.channels))](
         hidden_grads, made.hidden, hidden_lines, reduces, made.normal, pool_grads, lines,
         pool_parts, past, sums, made.counters, n, c, padded(c), c, j, js,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BC=sizes.channels,
         BK=sizes.hidden, TILES=chunk(count, sizes.channels), NORM=task.norm, SUMS=False,
-        CARRY=False, **cut, num_stages=1,
+        CARRY=False, READY=ready, **cut, num_stages=1,
     )  # fmt: skip
     return sums, pool_grads, stream, held
+
+
+def _slopes(
+    task: Task, grads: Tensor, values: Tensor, lines: Tensor, made: Tensor, width: int
+) -> None:
+    """Gradients in front of a BN, once for all products that need them."""
+    n, wide = task.shape[0], min(power(grads.shape[1]), SLOPES[1])
+    branches_backward.slopes[(task.geo.tiles(n, SLOPES[0]), -(-grads.shape[1] // wide))](
+        grads, values, lines, made, n, width, grads.shape[1], **task.grid(), BM=SLOPES[0], BC=wide,
+        num_warps=WARPS,
+    )  # fmt: skip
 
 
 def weight_gradients(
@@ -154,11 +177,12 @@ def weight_gradients(
     normal: Tensor,
     slopes: Tensor | None,
     grads: Sequence[Tensor],
+    ready: bool = False,
 ) -> tuple[torch.cuda.Stream | None, tuple[Tensor, ...]]:
     """Those of Ω₁ and Ω₂, on a stream of their own; and what must live until it is waited for.
 
     ``rows`` are the gates' gradients in front of their BN; the hidden layers, their statistics,
-    their gradients, and the lines that take those through BN.
+    their gradients, and the lines that take those through BN unless they are ``ready``.
     """
     (n, c), geo, eps = task.shape, task.geo, task.eps
     gate_slopes, hidden, moments, hidden_grads, lines = rows
@@ -177,7 +201,7 @@ def weight_gradients(
         weights.weights[(splits * (tiles + seen_tiles),)](
             gate_slopes, hidden, moments, gammas, betas, hidden_grads, lines, normal, slopes,
             *parts, n, c, seen, j, js, eps.hidden, splits * tiles, **grid, **task.product(),
-            SPAN=length, WC=wide, WJ=deep, WR=64, NORM=task.norm,
+            SPAN=length, WC=wide, WJ=deep, WR=64, NORM=task.norm, READY=ready,
             num_warps=WARPS, num_stages=2,
         )  # fmt: skip
         blocks = [-(-wide * j // ADDED) for wide in (c, seen)]

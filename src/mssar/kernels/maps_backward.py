@@ -1,7 +1,8 @@
 """The passes over maps of a block's tail, backward.  N batch, C channels, H W map, FH FW cells.
 
-gather   grad, out, x           → grad behind the relu, its sums a cell, gates' gradients
-scatter  that, x, pools' grads  → the gradient of x
+    gather      grad, out, x           → grad behind the relu, its sums a cell
+    open_gates  those, gates           → z, gradients of the gates; where `gather` does not do it
+    scatter     grad, x, pools' grads  → the gradient of x
 """
 
 import triton
@@ -20,36 +21,13 @@ from mssar.kernels.common import area_of, region_of
 
 
 @triton.jit
-def gate_gradients(
-    dz, gates, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts, first, last,
-    g, groups, N, C, c, in_c, gate_eps, FH: tl.constexpr, FW: tl.constexpr, DOWN: tl.constexpr,
-    ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, MEMBERS: tl.constexpr, REGIONS: tl.constexpr,
-    NESTED: tl.constexpr,
+def _through_sigmoids(
+    zs, read, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts, first, last,
+    g, groups, N, C, c, in_c, gate_eps, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr, REGIONS: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of z, a cell, to that in front of each scale's sigmoid, for a group."""
+    """From the gradients of z, a region, to those in front of each scale's sigmoid."""
     L: tl.constexpr = len(DOWN)
-    tl.debug_barrier()  # the rows just written are read back, by other threads
-    if NESTED:
-        rows = first * (FH * FW) + tl.arange(0, FH * FW)
-        fine = tl.load(dz + rows[:, None] * C + c[None, :], in_c[None, :], 0.0)
-    zs = ()
-    read = ()
-    for level in tl.static_range(L):
-        KK = DOWN[level] * ACROSS[level]
-        region = tl.arange(0, REGIONS[level])
-        real = (region < (last - first) * KK)[:, None] & in_c[None, :]
-        row = N * ROWS_AT[level] + first * KK + region
-        gate = tl.load(gates + row[:, None] * C + c[None, :], real, 0.0)
-        read = read + (gate.to(tl.float32),)
-        if NESTED:
-            zs = zs + (coarser(fine, FH, FW, DOWN[level], ACROSS[level]),)
-        else:
-            cells, real_cells = cells_in(
-                region, first, FH, FW, DOWN[level], ACROSS[level], MEMBERS[level]
-            )
-            mask = real_cells[:, :, None] & real[:, None, :]
-            here = dz + cells[:, :, None] * C + c[None, None, :]
-            zs = zs + (tl.sum(tl.load(here, mask, 0.0), 1),)
     for level in tl.static_range(L):
         KK = DOWN[level] * ACROSS[level]
         region = tl.arange(0, REGIONS[level])
@@ -69,12 +47,103 @@ def gate_gradients(
 
 
 @triton.jit
-def gather(
-    grad,
-    out,
-    x,
-    behind,  # out: the gradient behind the relu, which is the shortcut's
-    dz,  # out: rows of cells × C, the gradient of z
+def gate_gradients(
+    dz, gates, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts, first, last,
+    g, groups, N, C, c, in_c, gate_eps, FH: tl.constexpr, FW: tl.constexpr, DOWN: tl.constexpr,
+    ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, MEMBERS: tl.constexpr, REGIONS: tl.constexpr,
+    NESTED: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of z, a cell, to that in front of each scale's sigmoid, for a group."""
+    tl.debug_barrier()  # the rows just written are read back, by other threads
+    if NESTED:
+        rows = first * (FH * FW) + tl.arange(0, FH * FW)
+        fine = tl.load(dz + rows[:, None] * C + c[None, :], in_c[None, :], 0.0)
+    zs = ()
+    read = ()
+    for level in tl.static_range(len(DOWN)):
+        KK = DOWN[level] * ACROSS[level]
+        region = tl.arange(0, REGIONS[level])
+        real = (region < (last - first) * KK)[:, None] & in_c[None, :]
+        row = N * ROWS_AT[level] + first * KK + region
+        gate = tl.load(gates + row[:, None] * C + c[None, :], real, 0.0)
+        read = read + (gate.to(tl.float32),)
+        if NESTED:
+            zs = zs + (coarser(fine, FH, FW, DOWN[level], ACROSS[level]),)
+        else:
+            cells, real_cells = cells_in(
+                region, first, FH, FW, DOWN[level], ACROSS[level], MEMBERS[level]
+            )
+            mask = real_cells[:, :, None] & real[:, None, :]
+            here = dz + cells[:, :, None] * C + c[None, None, :]
+            zs = zs + (tl.sum(tl.load(here, mask, 0.0), 1),)
+    _through_sigmoids(
+        zs, read, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts, first,
+        last, g, groups, N, C, c, in_c, gate_eps, DOWN, ACROSS, ROWS_AT, REGIONS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _open_gates(
+    cell_sums, weights, moments, beta, gates, gate_means, gate_variances, gate_gammas, gate_betas,
+    gate_grads, parts, first, last, g, groups, N, C, c, in_c, gate_eps, FH: tl.constexpr,
+    FW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr,
+    MEMBERS: tl.constexpr, REGIONS: tl.constexpr, ALL: tl.constexpr, NORM: tl.constexpr,
+    NESTED: tl.constexpr,
+):  # fmt: skip
+    """From a group's sums a cell to z, to the gates' gradients, and to what BN in front needs."""
+    L: tl.constexpr = len(DOWN)
+    Q: tl.constexpr = FH * FW
+    cell = first * Q + tl.arange(0, ALL)
+    real = (cell < last * Q)[:, None] & in_c[None, :]
+    rows = cell[:, None] * C + c[None, :]
+    plains = cell_sums + N * (Q * C)
+    crossed = tl.load(cell_sums + rows, real, 0.0).to(tl.float32)
+    if NORM:
+        plain = tl.load(plains + rows, real, 0.0).to(tl.float32)
+        a = tl.load(moments + 2 * C + c, in_c, 0.0)[None, :]
+        b = tl.load(beta + c, in_c, 0.0).to(tl.float32)[None, :]
+    slopes, intercepts = gate_lines(
+        c, in_c, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
+    )
+    z = weights_of(
+        gates, slopes, intercepts, cell, cell // Q, N, c, C, real, FH, FW, DOWN, ACROSS, ROWS_AT
+    )
+    tl.store(weights + rows, z, real)
+    dz = crossed
+    if NORM:
+        tl.store(parts + (g * (L + 1) + L) * C + c, tl.sum(plain * z, 0), in_c)
+        tl.store(parts + ((groups + g) * (L + 1) + L) * C + c, tl.sum(crossed * z, 0), in_c)
+        dz = crossed * a + plain * b
+    zs = ()
+    read = ()
+    for level in tl.static_range(L):
+        KK = DOWN[level] * ACROSS[level]
+        region = tl.arange(0, REGIONS[level])
+        held = (region < (last - first) * KK)[:, None] & in_c[None, :]
+        row = N * ROWS_AT[level] + first * KK + region
+        gate = tl.load(gates + row[:, None] * C + c[None, :], held, 0.0)
+        read = read + (gate.to(tl.float32),)
+        if NESTED:
+            zs = zs + (coarser(dz, FH, FW, DOWN[level], ACROSS[level]),)
+        else:
+            cells, real_cells = cells_in(
+                region, first, FH, FW, DOWN[level], ACROSS[level], MEMBERS[level]
+            )
+            mask = real_cells[:, :, None] & held[:, None, :]
+            here = cells[:, :, None] * C + c[None, None, :]
+            of = tl.sum(tl.load(cell_sums + here, mask, 0.0).to(tl.float32), 1)
+            if NORM:
+                of = of * a + tl.sum(tl.load(plains + here, mask, 0.0).to(tl.float32), 1) * b
+            zs = zs + (of,)
+    _through_sigmoids(
+        zs, read, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts, first,
+        last, g, groups, N, C, c, in_c, gate_eps, DOWN, ACROSS, ROWS_AT, REGIONS,
+    )  # fmt: skip
+
+
+@triton.jit
+def open_gates(
+    cell_sums,  # 2 × rows of cells × C, from `gather`
     weights,  # out: rows of cells × C, z
     moments,  # 4 × C: BN's mean, variance and slope
     beta,
@@ -86,6 +155,49 @@ def gather(
     gate_grads,  # out: rows × C, gradients in front of each scale's sigmoid
     parts,  # out: 2 × groups × (L + 1) × C, their sums, and those of their products with BN's
     # output; and of z · grad, with x
+    N,
+    C,
+    group,
+    gate_eps,
+    FH: tl.constexpr,
+    FW: tl.constexpr,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    REGIONS: tl.constexpr,
+    ALL: tl.constexpr,
+    CT: tl.constexpr,
+    NORM: tl.constexpr,
+    NESTED: tl.constexpr,
+):
+    g = tl.program_id(0)
+    c = tl.program_id(1) * CT + tl.arange(0, CT)
+    _open_gates(
+        cell_sums, weights, moments, beta, gates, gate_means, gate_variances, gate_gammas,
+        gate_betas, gate_grads, parts, g * group, tl.minimum(g * group + group, N), g,
+        tl.num_programs(0), N, C, c, c < C, gate_eps, FH, FW, DOWN, ACROSS, ROWS_AT, MEMBERS,
+        REGIONS, ALL, NORM, NESTED,
+    )  # fmt: skip
+
+
+@triton.jit
+def gather(
+    grad,
+    out,
+    x,
+    behind,  # out: the gradient behind the relu, which is the shortcut's
+    cell_sums,  # out: 2 × rows of cells × C, of that gradient's products with x, and its own
+    weights,  # out, unless APART: as in `open_gates`; and so are those not described
+    moments,
+    beta,
+    gates,
+    gate_means,
+    gate_variances,
+    gate_gammas,
+    gate_betas,
+    gate_grads,
+    parts,  # out; without scales, also where APART is
     N,
     C,
     XN,
@@ -103,6 +215,7 @@ def gather(
     ROWS_AT: tl.constexpr,
     MEMBERS: tl.constexpr,
     REGIONS: tl.constexpr,
+    ALL: tl.constexpr,
     CELLS: tl.constexpr,
     BW: tl.constexpr,
     CT: tl.constexpr,
@@ -113,6 +226,7 @@ def gather(
     RELU: tl.constexpr,
     WRITE: tl.constexpr,
     NESTED: tl.constexpr,  # a program has one sample, and its regions hold equally many cells
+    APART: tl.constexpr,  # `open_gates` has a launch of its own
 ):
     L: tl.constexpr = len(DOWN)
     groups = tl.num_programs(0)
@@ -126,12 +240,6 @@ def gather(
     Q: tl.constexpr = FH * FW
     if NORM:
         mean = tl.load(moments + c, in_c, 0.0)
-        a = tl.load(moments + 2 * C + c, in_c, 0.0)
-        shift = tl.load(beta + c, in_c, 0.0).to(tl.float32)
-    if L > 0:
-        gate_slopes, gate_intercepts = gate_lines(
-            c, in_c, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
-        )
     all_plain = tl.zeros([CT], tl.float32)
     all_crossed = tl.zeros([CT], tl.float32)
     for start in range(first * Q, last * Q, CELLS):
@@ -159,27 +267,22 @@ def gather(
         if L > 0:
             real = (cell < last * Q)[:, None] & in_c[None, :]
             rows = cell[:, None] * C + c[None, :]
-            z = weights_of(
-                gates, gate_slopes, gate_intercepts, cell, n, N, c, C, real, FH, FW, DOWN, ACROSS,
-                ROWS_AT,
-            )  # fmt: skip
-            tl.store(weights + rows, z, real)
+            tl.store(cell_sums + rows, crossed, real)
             if NORM:
-                tl.store(dz + rows, crossed * a[None, :] + plain * shift[None, :], real)
-                plain = plain * z
-                crossed = crossed * z
-            else:
-                tl.store(dz + rows, crossed, real)
-        all_plain += tl.sum(plain, 0)
-        all_crossed += tl.sum(crossed, 0)
-    if NORM:
-        tl.store(parts + (g * (L + 1) + L) * C + c, all_plain, in_c)
-        tl.store(parts + ((groups + g) * (L + 1) + L) * C + c, all_crossed, in_c)
-    if L > 0:
-        gate_gradients(
-            dz, gates, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts,
-            first, last, g, groups, N, C, c, in_c, gate_eps, FH, FW, DOWN, ACROSS, ROWS_AT,
-            MEMBERS, REGIONS, NESTED,
+                tl.store(cell_sums + N * (Q * C) + rows, plain, real)
+        else:
+            all_plain += tl.sum(plain, 0)
+            all_crossed += tl.sum(crossed, 0)
+    if L == 0:
+        if NORM:
+            tl.store(parts + g * C + c, all_plain, in_c)
+            tl.store(parts + (groups + g) * C + c, all_crossed, in_c)
+    elif not APART:
+        tl.debug_barrier()  # the rows just written are read back, by other threads
+        _open_gates(
+            cell_sums, weights, moments, beta, gates, gate_means, gate_variances, gate_gammas,
+            gate_betas, gate_grads, parts, first, last, g, groups, N, C, c, in_c, gate_eps, FH, FW,
+            DOWN, ACROSS, ROWS_AT, MEMBERS, REGIONS, ALL, NORM, NESTED,
         )  # fmt: skip
 
 

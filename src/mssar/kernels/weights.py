@@ -53,7 +53,7 @@ def _reduce_weights(
     pid, hidden_grads, hidden, hidden_lines, normal, slopes, parts, N, C, J, JS,
     DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, SPAN: tl.constexpr,
     WC: tl.constexpr, WJ: tl.constexpr, WR: tl.constexpr, NORM: tl.constexpr,
-    PRECISION: tl.constexpr,
+    READY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of Ω₁'s gradient, over a part of the rows.
 
@@ -79,10 +79,11 @@ def _reduce_weights(
         in_r = (r < rows)[:, None]
         at = (before + r)[:, None]
         mask = in_r & (j < JS)[None, :]
-        grad = tl.load(hidden_grads + at * JS + j[None, :], mask, 0.0).to(tl.float32)
-        value = tl.load(hidden + at * JS + j[None, :], mask, 0.0).to(tl.float32)
-        grad = grad * s[None, :] + (value * p[None, :] + q[None, :])
-        grad = tl.where(in_r & in_j[None, :], grad, 0.0)
+        grad = tl.load(hidden_grads + at * JS + j[None, :], mask, 0.0)
+        if not READY:
+            value = tl.load(hidden + at * JS + j[None, :], mask, 0.0).to(tl.float32)
+            grad = grad.to(tl.float32) * s[None, :] + (value * p[None, :] + q[None, :])
+            grad = tl.where(in_r & in_j[None, :], grad, 0.0)
         pool = tl.load(normal + at * C + c[None, :], in_r & in_c[None, :], 0.0)
         acc = product(tl.trans(grad), pool, acc, PRECISION)
     if NORM:
@@ -98,7 +99,7 @@ def weights(
     hidden_moments,
     hidden_gammas,
     hidden_betas,
-    hidden_grads,
+    hidden_grads,  # if READY, in front of BN
     hidden_lines,  # 3 × L × JS
     normal,
     slopes,  # C: of the BN in front
@@ -119,6 +120,7 @@ def weights(
     WJ: tl.constexpr,
     WR: tl.constexpr,
     NORM: tl.constexpr,
+    READY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -130,7 +132,8 @@ def weights(
     else:
         _reduce_weights(
             pid - programs, hidden_grads, hidden, hidden_lines, normal, slopes, reduce_parts,
-            N, CX, J, JS, DOWN, ACROSS, ROWS_AT, SPAN, WC, WJ, WR, NORM, PRECISION,
+            N, CX, J, JS, DOWN, ACROSS, ROWS_AT, SPAN, WC, WJ, WR, NORM, READY,
+            PRECISION,
         )  # fmt: skip
 
 
