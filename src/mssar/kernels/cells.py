@@ -75,6 +75,15 @@ def coarser(fine, FH: tl.constexpr, FW: tl.constexpr, DOWN: tl.constexpr, ACROSS
 
 
 @triton.jit
+def finer(coarse, FH: tl.constexpr, FW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr):
+    """What a region has, for each of its cells: ``coarser`` the other way round."""
+    C: tl.constexpr = coarse.shape[1]
+    apart = tl.reshape(coarse, [DOWN, 1, ACROSS, 1, C])
+    apart = tl.broadcast_to(apart, [DOWN, FH // DOWN, ACROSS, FW // ACROSS, C])
+    return tl.reshape(apart, [FH * FW, C])
+
+
+@triton.jit
 def gate_lines(c, in_c, means, variances, gammas, betas, eps):
     """The gates' BN as slope and intercept, a scale."""
     slopes = ()

@@ -14,7 +14,7 @@ from mssar.kernels.shapes import Epsilons, Forward, buffers, grids, kept, padded
 from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
 AT_ONCE = 128, 64  # channels and hidden channels up to which one program evaluates a branch
-REPEATED = 4  # products that share an operand, from which it pays to make it once
+REPEATED = 512  # channels from which products share an operand so often that it is made once
 FOLDED = 16  # channels of a program that adds up parts
 ROWS = 256  # of Ω₁ that such a program copies at a time
 PACKED = 1024  # numbers of a program that copies weights
@@ -119,7 +119,7 @@ def _branches(
         **common, num_stages=sizes.stages,
     )  # fmt: skip
     hidden, ready = made.hidden, len(hidden_running) > 0
-    if not ready and c >= REPEATED * sizes.channels:
+    if not ready and c >= REPEATED:
         hidden, ready = torch.empty_like(hidden), True
         branches.activate[(geo.tiles(n, 16), -(-js // 256))](
             made.hidden, lines, hidden, n, js, **task.grid(), BM=16, BJ=min(256, power(js)),

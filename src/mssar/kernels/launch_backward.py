@@ -11,11 +11,19 @@ from torch import Tensor
 from mssar.kernels import branches_backward, maps_backward, weights
 from mssar.kernels.geometry import power
 from mssar.kernels.launch import FOLDED, REPEATED, packed_weights
-from mssar.kernels.plan import WARPS, WARPS_OF_MAPS, Products, chunk, members, regions, span
+from mssar.kernels.plan import (
+    SCATTERED,
+    WARPS,
+    WARPS_OF_MAPS,
+    Products,
+    chunk,
+    members,
+    regions,
+    span,
+)
 from mssar.kernels.shapes import Backward, Epsilons, Forward, gradients, grids, kept, padded, width
 from mssar.kernels.task import NUMBER, Task, beside, dense_map, laid_out
 
-APART = 4  # blocks of channels from which the gates' gradients pay for a launch of their own
 SLOPES = 16, 256  # rows and channels of a program that takes gradients through a BN
 ADDED = 512  # numbers of a program that adds up parts of weights' gradients
 
@@ -73,11 +81,13 @@ def _gather(
     sums = z.new_empty((2, *z.shape))
     _, _, _, _, gammas, betas = task.split(task.params)
     means, variances = (some.unbind() for some in made.gate_moments)
-    apart = task.levels > 0 and cut.blocks >= APART
+    together = power(cut.group * geo.cells)
+    size = together * cut.channels
+    apart = task.levels > 0 and size > SCATTERED
     gates = made.gates, means, variances, gammas, betas, gate_grads, parts
     how = dict(
         task.grid(), FH=geo.fine[0], FW=geo.fine[1], MEMBERS=members(geo, geo.grids),
-        REGIONS=regions(geo.grids, cut.group), ALL=power(cut.group * geo.cells), CT=cut.channels,
+        REGIONS=regions(geo.grids, cut.group), ALL=together, CT=cut.channels,
         NORM=task.norm, NESTED=cut.nested,
     )  # fmt: skip
     maps_backward.gather[(cut.groups, cut.blocks)](
@@ -89,7 +99,7 @@ def _gather(
     if apart:
         maps_backward.open_gates[(cut.groups, cut.blocks)](
             sums, z, made.moments, task.beta, *gates, n, c, cut.group, task.eps.gate, **how,
-            num_warps=WARPS_OF_MAPS,
+            num_warps=max(WARPS_OF_MAPS, min(8, size // 512)),
         )  # fmt: skip
 
 
@@ -139,7 +149,7 @@ def _branches(
         n, c, j, js, padded(j), eps.hidden, BJ=sizes.hidden, BK=sizes.deep,
         TILES=chunk(most, sizes.hidden), READY=across > 1, **cut, num_stages=sizes.stages,
     )  # fmt: skip
-    ready = c >= REPEATED * sizes.channels
+    ready = c >= REPEATED
     if ready:
         slopes = torch.empty_like(hidden_grads)
         _slopes(task, hidden_grads, made.hidden, hidden_lines, slopes, j)

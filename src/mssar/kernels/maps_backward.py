@@ -1,7 +1,7 @@
 """The passes over maps of a block's tail, backward.  N batch, C channels, H W map, FH FW cells.
 
     gather      grad, out, x           → grad behind the relu, its sums a cell
-    open_gates  those, gates           → z, gradients of the gates; where `gather` does not do it
+    open_gates  those, gates           → z, gradients of the gates; where they are too many for it
     scatter     grad, x, pools' grads  → the gradient of x
 """
 
@@ -12,6 +12,7 @@ from mssar.kernels.cells import (
     bounds_of,
     cells_in,
     coarser,
+    finer,
     gate_lines,
     inside,
     place_of,
@@ -21,10 +22,34 @@ from mssar.kernels.common import area_of, region_of
 
 
 @triton.jit
+def _read_gates(
+    gates, gate_means, gate_variances, gate_gammas, gate_betas, first, last, N, C, c, in_c,
+    gate_eps, DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr,
+    REGIONS: tl.constexpr,
+):  # fmt: skip
+    """A group's gates in front of their BN's slope and intercept, and behind their sigmoid."""
+    normals = ()
+    weights = ()
+    for level in tl.static_range(len(DOWN)):
+        KK = DOWN[level] * ACROSS[level]
+        region = tl.arange(0, REGIONS[level])
+        real = (region < (last - first) * KK)[:, None] & in_c[None, :]
+        row = N * ROWS_AT[level] + first * KK + region
+        gate = tl.load(gates + row[:, None] * C + c[None, :], real, 0.0).to(tl.float32)
+        gate_mean = tl.load(gate_means[level] + c, in_c, 0.0)
+        scale = tl.rsqrt(tl.load(gate_variances[level] + c, in_c, 1.0) + gate_eps)
+        gate_gamma = tl.load(gate_gammas[level] + c, in_c, 0.0).to(tl.float32)
+        gate_beta = tl.load(gate_betas[level] + c, in_c, 0.0).to(tl.float32)
+        normal = (gate - gate_mean[None, :]) * scale[None, :]
+        normals = normals + (normal,)
+        weights = weights + (tl.sigmoid(normal * gate_gamma[None, :] + gate_beta[None, :]),)
+    return normals, weights
+
+
+@triton.jit
 def _through_sigmoids(
-    zs, read, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts, first, last,
-    g, groups, N, C, c, in_c, gate_eps, DOWN: tl.constexpr, ACROSS: tl.constexpr,
-    ROWS_AT: tl.constexpr, REGIONS: tl.constexpr,
+    zs, normals, weights, gate_grads, parts, first, last, g, groups, N, C, c, in_c,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, REGIONS: tl.constexpr,
 ):  # fmt: skip
     """From the gradients of z, a region, to those in front of each scale's sigmoid."""
     L: tl.constexpr = len(DOWN)
@@ -32,17 +57,12 @@ def _through_sigmoids(
         KK = DOWN[level] * ACROSS[level]
         region = tl.arange(0, REGIONS[level])
         real = (region < (last - first) * KK)[:, None] & in_c[None, :]
-        gate_mean = tl.load(gate_means[level] + c, in_c, 0.0)
-        scale = tl.rsqrt(tl.load(gate_variances[level] + c, in_c, 1.0) + gate_eps)
-        gate_gamma = tl.load(gate_gammas[level] + c, in_c, 0.0).to(tl.float32)
-        gate_beta = tl.load(gate_betas[level] + c, in_c, 0.0).to(tl.float32)
-        normal = (read[level] - gate_mean[None, :]) * scale[None, :]
-        weight = tl.sigmoid(normal * gate_gamma[None, :] + gate_beta[None, :])
-        slope = tl.where(real, zs[level] * weight * (1 - weight) / L, 0.0)
+        slope = zs[level] * weights[level] * ((1 - weights[level]) / L)
+        slope = tl.where(real, slope, 0.0)
         row = N * ROWS_AT[level] + first * KK + region
         tl.store(gate_grads + row[:, None] * C + c[None, :], slope, real)
         tl.store(parts + (g * (L + 1) + level) * C + c, tl.sum(slope, 0), in_c)
-        crossed_gates = tl.sum(slope * normal, 0)
+        crossed_gates = tl.sum(slope * normals[level], 0)
         tl.store(parts + ((groups + g) * (L + 1) + level) * C + c, crossed_gates, in_c)
 
 
@@ -58,27 +78,26 @@ def gate_gradients(
     if NESTED:
         rows = first * (FH * FW) + tl.arange(0, FH * FW)
         fine = tl.load(dz + rows[:, None] * C + c[None, :], in_c[None, :], 0.0)
+    normals, weights = _read_gates(
+        gates, gate_means, gate_variances, gate_gammas, gate_betas, first, last, N, C, c, in_c,
+        gate_eps, DOWN, ACROSS, ROWS_AT, REGIONS,
+    )  # fmt: skip
     zs = ()
-    read = ()
     for level in tl.static_range(len(DOWN)):
-        KK = DOWN[level] * ACROSS[level]
-        region = tl.arange(0, REGIONS[level])
-        real = (region < (last - first) * KK)[:, None] & in_c[None, :]
-        row = N * ROWS_AT[level] + first * KK + region
-        gate = tl.load(gates + row[:, None] * C + c[None, :], real, 0.0)
-        read = read + (gate.to(tl.float32),)
         if NESTED:
             zs = zs + (coarser(fine, FH, FW, DOWN[level], ACROSS[level]),)
         else:
+            region = tl.arange(0, REGIONS[level])
             cells, real_cells = cells_in(
                 region, first, FH, FW, DOWN[level], ACROSS[level], MEMBERS[level]
             )
-            mask = real_cells[:, :, None] & real[:, None, :]
+            real = (region < (last - first) * (DOWN[level] * ACROSS[level]))[:, None]
+            mask = (real_cells & real)[:, :, None] & in_c[None, None, :]
             here = dz + cells[:, :, None] * C + c[None, None, :]
             zs = zs + (tl.sum(tl.load(here, mask, 0.0), 1),)
     _through_sigmoids(
-        zs, read, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts, first,
-        last, g, groups, N, C, c, in_c, gate_eps, DOWN, ACROSS, ROWS_AT, REGIONS,
+        zs, normals, weights, gate_grads, parts, first, last, g, groups, N, C, c, in_c, DOWN,
+        ACROSS, ROWS_AT, REGIONS,
     )  # fmt: skip
 
 
@@ -102,12 +121,23 @@ def _open_gates(
         plain = tl.load(plains + rows, real, 0.0).to(tl.float32)
         a = tl.load(moments + 2 * C + c, in_c, 0.0)[None, :]
         b = tl.load(beta + c, in_c, 0.0).to(tl.float32)[None, :]
-    slopes, intercepts = gate_lines(
-        c, in_c, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
-    )
-    z = weights_of(
-        gates, slopes, intercepts, cell, cell // Q, N, c, C, real, FH, FW, DOWN, ACROSS, ROWS_AT
-    )
+    normals, opened = _read_gates(
+        gates, gate_means, gate_variances, gate_gammas, gate_betas, first, last, N, C, c, in_c,
+        gate_eps, DOWN, ACROSS, ROWS_AT, REGIONS,
+    )  # fmt: skip
+    if NESTED:
+        z = tl.zeros([ALL, c.shape[0]], tl.float32)
+        for level in tl.static_range(L):
+            z += finer(opened[level], FH, FW, DOWN[level], ACROSS[level])
+        z = z / L
+    else:
+        slopes, intercepts = gate_lines(
+            c, in_c, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
+        )
+        z = weights_of(
+            gates, slopes, intercepts, cell, cell // Q, N, c, C, real, FH, FW, DOWN, ACROSS,
+            ROWS_AT,
+        )  # fmt: skip
     tl.store(weights + rows, z, real)
     dz = crossed
     if NORM:
@@ -115,29 +145,24 @@ def _open_gates(
         tl.store(parts + ((groups + g) * (L + 1) + L) * C + c, tl.sum(crossed * z, 0), in_c)
         dz = crossed * a + plain * b
     zs = ()
-    read = ()
     for level in tl.static_range(L):
-        KK = DOWN[level] * ACROSS[level]
-        region = tl.arange(0, REGIONS[level])
-        held = (region < (last - first) * KK)[:, None] & in_c[None, :]
-        row = N * ROWS_AT[level] + first * KK + region
-        gate = tl.load(gates + row[:, None] * C + c[None, :], held, 0.0)
-        read = read + (gate.to(tl.float32),)
         if NESTED:
             zs = zs + (coarser(dz, FH, FW, DOWN[level], ACROSS[level]),)
         else:
+            region = tl.arange(0, REGIONS[level])
             cells, real_cells = cells_in(
                 region, first, FH, FW, DOWN[level], ACROSS[level], MEMBERS[level]
             )
-            mask = real_cells[:, :, None] & held[:, None, :]
+            held = (region < (last - first) * (DOWN[level] * ACROSS[level]))[:, None]
+            mask = (real_cells & held)[:, :, None] & in_c[None, None, :]
             here = cells[:, :, None] * C + c[None, None, :]
             of = tl.sum(tl.load(cell_sums + here, mask, 0.0).to(tl.float32), 1)
             if NORM:
                 of = of * a + tl.sum(tl.load(plains + here, mask, 0.0).to(tl.float32), 1) * b
             zs = zs + (of,)
     _through_sigmoids(
-        zs, read, gate_means, gate_variances, gate_gammas, gate_betas, gate_grads, parts, first,
-        last, g, groups, N, C, c, in_c, gate_eps, DOWN, ACROSS, ROWS_AT, REGIONS,
+        zs, normals, opened, gate_grads, parts, first, last, g, groups, N, C, c, in_c, DOWN,
+        ACROSS, ROWS_AT, REGIONS,
     )  # fmt: skip
 
 

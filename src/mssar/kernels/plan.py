@@ -53,8 +53,8 @@ def plan(x: Tensor, geo: Geometry) -> Plan:
     # Channels last: several of them are read at once.
     easy = (x.stride(1) == 1 or c == 1) and most * channels <= SCATTERED
     room = ELEMENTS if easy else SCATTERED
-    columns = min(power(-(-width // geo.fine[1])), 64, max(1, room // channels))
-    tall = -(-height // geo.fine[0])
+    tall, wide = -(-height // geo.fine[0]), -(-width // geo.fine[1])
+    columns = min(power(wide), 64, max(1, room // channels))
     fit = max(1, room // (columns * channels))
     blocks = -(-c // channels)
     cells = min(fit, power(n * geo.cells))
