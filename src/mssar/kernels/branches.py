@@ -138,9 +138,9 @@ def reduce(
     betas,
     normal,  # out, unless READY: rows × C, the means
     hidden,  # out: rows × JS; with given statistics, behind BN and relu
-    hidden_parts,  # 2 × tiles × JS
-    hidden_moments,  # out: 2 × L × JS
-    hidden_lines,  # out: 2 × L × JS, a and b
+    hidden_parts,  # out: 2 × tiles × JS
+    hidden_moments,  # out, unless LATER: 2 × L × JS
+    hidden_lines,  # out, likewise: 2 × L × JS, a and b
     counters,  # L × tiles of J
     N,
     C,
@@ -159,6 +159,7 @@ def reduce(
     BK: tl.constexpr,
     TILES: tl.constexpr,
     READY: tl.constexpr,
+    LATER: tl.constexpr,  # `expand` adds up the parts
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
@@ -199,6 +200,8 @@ def reduce(
     if len(means) == 0:
         held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
         _keep_parts(hidden_parts, tl.num_programs(0), tile, JS, j, in_j, acc, mask, held)
+        if LATER:
+            return
         if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
             of = hidden_parts + first * JS
             between = tl.num_programs(0) * JS
@@ -239,7 +242,11 @@ def activate(
 @triton.jit
 def expand(
     hidden,
-    hidden_lines,  # 2 × L × JS, unless READY
+    hidden_lines,  # 2 × L × JS, unless READY or LATER
+    hidden_parts,  # with LATER: 2 × tiles × JS
+    hidden_moments,  # out, with LATER: 2 × L × JS
+    hidden_gammas,
+    hidden_betas,
     weights,  # a scale: C × J, rows JW apart
     means,  # a scale: C; nothing where the batch's statistics are taken
     variances,
@@ -254,6 +261,7 @@ def expand(
     J,
     JS,
     JW,
+    hidden_eps,
     gate_eps,
     DOWN: tl.constexpr,
     ACROSS: tl.constexpr,
@@ -262,7 +270,9 @@ def expand(
     BC: tl.constexpr,
     BK: tl.constexpr,
     TILES: tl.constexpr,
+    PARTS: tl.constexpr,
     READY: tl.constexpr,  # hidden layers are behind BN and relu
+    LATER: tl.constexpr,  # their statistics are left to be added up; BK are all their channels
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
@@ -274,6 +284,18 @@ def expand(
     in_r = r < rows
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     in_c = c < C
+    if LATER:
+        j = tl.arange(0, BK)
+        in_j = j < J
+        of = hidden_parts + first * JS
+        mean, variance = moments_of(
+            of, of + all_tiles * JS, JS, j, in_j, tiles, BM, rows, PARTS
+        )
+        gamma = pointer_of(hidden_gammas, scale, L)
+        a, b = affine(j, in_j, gamma, pointer_of(hidden_betas, scale, L), mean, variance, hidden_eps)
+        if (tile == first) & (tl.program_id(1) == 0):
+            tl.store(hidden_moments + scale * JS + j, mean, j < JS)
+            tl.store(hidden_moments + (L + scale) * JS + j, variance, j < JS)
     acc = tl.zeros([BM, BC], tl.float32)
     for start in range(0, J, BK):
         j = start + tl.arange(0, BK)
@@ -282,8 +304,9 @@ def expand(
         h = tl.load(hidden + (before + r)[:, None] * JS + j[None, :], mask, 0.0)
         w = tl.load(weight + c[None, :] * JW + j[:, None], in_c[None, :] & (j < JW)[:, None], 0.0)
         if not READY:
-            a = tl.load(hidden_lines + scale * JS + j, in_j, 0.0)
-            b = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
+            if not LATER:
+                a = tl.load(hidden_lines + scale * JS + j, in_j, 0.0)
+                b = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
             h = relu(h.to(tl.float32) * a[None, :] + b[None, :])
             h = tl.where(in_r[:, None] & in_j[None, :], h, 0.0)
         acc = product(h, w, acc, PRECISION)

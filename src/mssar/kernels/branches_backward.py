@@ -16,6 +16,7 @@ import triton.language as tl
 from mssar.kernels.common import (
     area_of,
     last_of,
+    later_lines,
     lines_of,
     one_of,
     pointer_of,
@@ -116,9 +117,9 @@ def expand_backward(
     weights,  # a scale: C × J, rows JW apart
     gate_slopes,  # rows × C, the gates' gradients in front of their BN; out, unless READY
     hidden_grads,  # out: rows × JS, in front of the relu
-    hidden_parts,  # 2 × tiles × JS
-    hidden_lines,  # out: 3 × L × JS
-    gamma_grads,  # out, a scale: those of the hidden layers' BN
+    hidden_parts,  # out: 2 × tiles × JS
+    hidden_lines,  # out, unless LATER: 3 × L × JS
+    gamma_grads,  # out, likewise, a scale: those of the hidden layers' BN
     beta_grads,
     counters,  # L × tiles of J
     N,
@@ -135,6 +136,7 @@ def expand_backward(
     BK: tl.constexpr,
     TILES: tl.constexpr,
     READY: tl.constexpr,
+    LATER: tl.constexpr,  # whoever needs the sums adds up the parts
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
@@ -177,6 +179,8 @@ def expand_backward(
     tl.store(hidden_grads + at_j, acc, mask_j)
     tl.store(hidden_parts + tile * JS + j, tl.sum(acc, 0), in_j)
     tl.store(hidden_parts + (all_tiles + tile) * JS + j, tl.sum(acc * normal, 0), in_j)
+    if LATER:
+        return
     if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
         ours = hidden_parts + first * JS
         added = sums_of(ours, JS, j, in_j, tiles, TILES)
@@ -193,7 +197,12 @@ def expand_backward(
 def reduce_backward(
     hidden_grads,  # if READY, in front of BN
     hidden,
-    hidden_lines,  # 3 × L × JS, from `expand_backward`
+    hidden_lines,  # 3 × L × JS, from `expand_backward`; unless READY or LATER
+    hidden_parts,  # with LATER: 2 × tiles × JS, likewise
+    hidden_moments,
+    hidden_gammas,
+    gamma_grads,  # out, with LATER, a scale: those of the hidden layers' BN
+    beta_grads,
     weights,  # a scale: J × C, rows CW apart
     normal,
     pool_grads,  # out: rows × C, gradients of each scale's means; with SUMS, of the pools' sums
@@ -208,6 +217,7 @@ def reduce_backward(
     CS,
     J,
     JS,
+    hidden_eps,
     H: tl.constexpr,
     W: tl.constexpr,
     DOWN: tl.constexpr,
@@ -221,18 +231,29 @@ def reduce_backward(
     NORM: tl.constexpr,
     SUMS: tl.constexpr,
     CARRY: tl.constexpr,
+    PARTS: tl.constexpr,
     READY: tl.constexpr,
+    LATER: tl.constexpr,  # BK are all hidden channels
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
     tile = tl.program_id(0)
     all_tiles = tl.num_programs(0)
-    scale, first, _, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
+    scale, first, tiles, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
     r = (tile - first) * BM + tl.arange(0, BM)
     in_r = r < rows
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     in_c = c < C
     weight = pointer_of(weights, scale, L)
+    if LATER:
+        j = tl.arange(0, BK)
+        added, crossed, s, p, q = later_lines(
+            hidden_parts, all_tiles, hidden_moments, hidden_gammas, scale, first, tiles, rows, JS,
+            j, j < J, hidden_eps, L, PARTS,
+        )  # fmt: skip
+        if (tile == first) & (tl.program_id(1) == 0):
+            tl.store(pointer_of(beta_grads, scale, L) + j, added, j < J)
+            tl.store(pointer_of(gamma_grads, scale, L) + j, crossed, j < J)
     acc = tl.zeros([BM, BC], tl.float32)
     for start in range(0, J, BK):
         j = start + tl.arange(0, BK)
@@ -241,6 +262,11 @@ def reduce_backward(
         at = (before + r)[:, None] * JS + j[None, :]
         if READY:
             grad = tl.load(hidden_grads + at, mask, 0.0)
+        elif LATER:
+            grad = tl.load(hidden_grads + at, mask, 0.0).to(tl.float32)
+            value = tl.load(hidden + at, mask, 0.0).to(tl.float32)
+            grad = grad * s[None, :] + (value * p[None, :] + q[None, :])
+            grad = tl.where(in_r[:, None] & in_j[None, :], grad, 0.0)
         else:
             grad = _in_front(hidden_grads, hidden, at, mask, hidden_lines, scale, JS, L, j, in_j)
             grad = tl.where(in_r[:, None] & in_j[None, :], grad, 0.0)
@@ -263,6 +289,6 @@ def reduce_backward(
         # Their plain sums are zero: behind a BN in training, gradients have no mean.
         tl.store(pool_parts + tile * C + c, tl.sum(tl.where(mask_c, acc * away, 0.0), 0), in_c)
         if last_of(counters + tl.program_id(1), all_tiles):
-            crossed = sums_of(pool_parts, C, c, in_c, all_tiles, TILES)
+            pooled = sums_of(pool_parts, C, c, in_c, all_tiles, TILES)
             tl.store(sums + c, tl.load(past_sums + c, in_c, 0.0), in_c)
-            tl.store(sums + C + c, crossed + tl.load(past_sums + C + c, in_c, 0.0), in_c)
+            tl.store(sums + C + c, pooled + tl.load(past_sums + C + c, in_c, 0.0), in_c)

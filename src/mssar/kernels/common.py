@@ -106,6 +106,22 @@ def lines_of(c, in_c, gamma, mean, variance, eps, added, crossed, rows):
 
 
 @triton.jit
+def later_lines(
+    parts, all_tiles, moments, gammas, scale, first, tiles, rows, JS, j, in_j, eps,
+    L: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The sums that parts are of, for a hidden layer's BN, and its gradient's lines."""
+    of = parts + first * JS
+    added = sums_of(of, JS, j, in_j, tiles, PARTS)
+    crossed = sums_of(of + all_tiles * JS, JS, j, in_j, tiles, PARTS)
+    mean = tl.load(moments + scale * JS + j, in_j, 0.0)
+    variance = tl.load(moments + (L + scale) * JS + j, in_j, 1.0)
+    gamma = pointer_of(gammas, scale, L)
+    s, p, q = lines_of(j, in_j, gamma, mean, variance, eps, added, crossed, rows)
+    return added, crossed, s, p, q
+
+
+@triton.jit
 def relu(x):
     """As PyTorch has it: what is not a number stays that."""
     return tl.where(x < 0, 0.0, x)

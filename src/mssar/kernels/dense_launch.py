@@ -87,12 +87,13 @@ def forward(
         rows, reduces, (), (), gammas, betas, made.normal, made.hidden,
         hidden_parts, made.hidden_moments, lines, made.counters, n, c, c, j, js, eps.hidden,
         H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BJ=cut.hidden, BK=side(c),
-        TILES=chunk(most, cut.hidden), READY=False, **common, num_stages=2,
+        TILES=chunk(most, cut.hidden), READY=False, LATER=cut.later, **common, num_stages=2,
     )  # fmt: skip
     branches.expand[(count, -(-k // side(k)))](
-        made.hidden, lines, expands, (), (), (), (), made.gates, gate_parts, made.gate_moments,
-        made.counters, n, k, j, js, j, eps.gate, BC=side(k), BK=cut.hidden,
-        TILES=chunk(most, side(k)), READY=False, **common, num_stages=1,
+        made.hidden, lines, hidden_parts, made.hidden_moments, gammas, betas, expands, (), (), (),
+        (), made.gates, gate_parts, made.gate_moments, made.counters, n, k, j, js, j, eps.hidden,
+        eps.gate, BC=side(k), BK=cut.hidden, TILES=chunk(most, side(k)),
+        PARTS=chunk(most, cut.hidden), READY=False, LATER=cut.later, **common, num_stages=1,
     )  # fmt: skip
     means, variances = made.gate_moments
     _carry(task, rows, made, means.unbind(), variances.unbind(), carry)
@@ -195,18 +196,19 @@ def backward(
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas1, betas1, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas1, d_betas1, made.counters,
         n, k, j, js, j, eps.hidden, BJ=sizes.hidden, BK=side(k), TILES=chunk(most, sizes.hidden),
-        READY=False, **how, num_stages=3,
+        READY=False, LATER=sizes.later, **how, num_stages=3,
     )  # fmt: skip
     stream, held = weight_gradients(
         task, sizes, (gate_slopes, made.hidden, made.hidden_moments, hidden_grads, hidden_lines),
-        made.normal, None, grads,
+        hidden_parts, made.normal, None, grads, ready=False, later=sizes.later,
     )  # fmt: skip
     branches_backward.reduce_backward[(count, -(-c // side(c)))](
-        hidden_grads, made.hidden, hidden_lines, reduces, made.normal, grad_rows, some,
-        unused, unused, unused, made.counters, n, c, c, c + k, j, js,
+        hidden_grads, made.hidden, hidden_lines, hidden_parts, made.hidden_moments, gammas1,
+        d_gammas1, d_betas1, reduces, made.normal, grad_rows, some,
+        unused, unused, unused, made.counters, n, c, c, c + k, j, js, eps.hidden,
         H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BC=side(c), BK=sizes.hidden,
-        TILES=1, NORM=False, SUMS=True, CARRY=rows_grad is not None, READY=False, **how,
-        num_stages=1,
+        TILES=1, NORM=False, SUMS=True, CARRY=rows_grad is not None,
+        PARTS=chunk(most, sizes.hidden), READY=False, LATER=sizes.later, **how, num_stages=1,
     )  # fmt: skip
     if stream is not None:
         torch.cuda.current_stream(x.device).wait_stream(stream)

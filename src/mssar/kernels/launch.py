@@ -110,12 +110,13 @@ def _branches(
     _, gammas, betas, _, gate_gammas, gate_betas = task.split(task.params)
     expands, reduces, _ = packed_weights(task, made.packed)
     common = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=WARPS)
+    later = sizes.later and not hidden_running
     branches.reduce[(count, -(-j // sizes.hidden))](
         made.normal, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]), gammas,
         betas, None, made.hidden, hidden_parts, made.hidden_moments, lines, made.counters,
         n, c, padded(c), j, js, task.eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BJ=sizes.hidden,
-        BK=sizes.deep, TILES=chunk(most, sizes.hidden), READY=True,
+        BK=sizes.deep, TILES=chunk(most, sizes.hidden), READY=True, LATER=later,
         **common, num_stages=sizes.stages,
     )  # fmt: skip
     hidden, ready = made.hidden, len(hidden_running) > 0
@@ -126,10 +127,12 @@ def _branches(
             num_warps=WARPS,
         )  # fmt: skip
     branches.expand[(count, -(-c // sizes.channels))](
-        hidden, lines, expands, tuple(gate_running[::2]), tuple(gate_running[1::2]),
+        hidden, lines, hidden_parts, made.hidden_moments, gammas, betas, expands,
+        tuple(gate_running[::2]), tuple(gate_running[1::2]),
         gate_gammas, gate_betas, made.gates, gate_parts, made.gate_moments, made.counters,
-        n, c, j, js, padded(j), task.eps.gate, BC=sizes.channels, BK=sizes.hidden,
-        TILES=chunk(most, sizes.channels), READY=ready, **common, num_stages=1,
+        n, c, j, js, padded(j), task.eps.hidden, task.eps.gate, BC=sizes.channels, BK=sizes.hidden,
+        TILES=chunk(most, sizes.channels), PARTS=chunk(most, sizes.hidden), READY=ready,
+        LATER=later, **common, num_stages=1,
     )  # fmt: skip
 
 

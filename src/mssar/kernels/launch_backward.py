@@ -141,15 +141,16 @@ def _branches(
     expands, _, reduces = packed_weights(task, made.packed)
     cut = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=WARPS)
     across = -(-j // sizes.hidden)
+    ready = c >= REPEATED
+    later = sizes.later and not ready
     if across > 1:
         _slopes(task, gate_grads, made.gates, lines, gate_slopes, c)
     branches_backward.expand_backward[(count, across)](
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas, betas, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas, d_betas, made.counters,
         n, c, j, js, padded(j), eps.hidden, BJ=sizes.hidden, BK=sizes.deep,
-        TILES=chunk(most, sizes.hidden), READY=across > 1, **cut, num_stages=sizes.stages,
+        TILES=chunk(most, sizes.hidden), READY=across > 1, LATER=later, **cut, num_stages=sizes.stages,
     )  # fmt: skip
-    ready = c >= REPEATED
     if ready:
         slopes = torch.empty_like(hidden_grads)
         _slopes(task, hidden_grads, made.hidden, hidden_lines, slopes, j)
@@ -157,14 +158,15 @@ def _branches(
     # Nothing waits for these gradients, and what follows leaves arithmetic units idle.
     stream, held = weight_gradients(
         task, sizes, (gate_slopes, made.hidden, made.hidden_moments, hidden_grads, hidden_lines),
-        made.normal, made.moments[2], grads.params, ready,
+        hidden_parts, made.normal, made.moments[2], grads.params, ready=ready, later=later,
     )  # fmt: skip
     branches_backward.reduce_backward[(count, -(-c // sizes.channels))](
-        hidden_grads, made.hidden, hidden_lines, reduces, made.normal, pool_grads, lines,
-        pool_parts, past, sums, made.counters, n, c, padded(c), c, j, js,
+        hidden_grads, made.hidden, hidden_lines, hidden_parts, made.hidden_moments, gammas,
+        d_gammas, d_betas, reduces, made.normal, pool_grads, lines,
+        pool_parts, past, sums, made.counters, n, c, padded(c), c, j, js, eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BC=sizes.channels,
         BK=sizes.hidden, TILES=chunk(count, sizes.channels), NORM=task.norm, SUMS=False,
-        CARRY=False, READY=ready, **cut, num_stages=1,
+        CARRY=False, PARTS=chunk(most, sizes.hidden), READY=ready, LATER=later, **cut, num_stages=1,
     )  # fmt: skip
     return sums, pool_grads, stream, held
 
@@ -184,15 +186,19 @@ def weight_gradients(
     task: Task,
     sizes: Products,
     rows: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    hidden_parts: Tensor,
     normal: Tensor,
     slopes: Tensor | None,
     grads: Sequence[Tensor],
-    ready: bool = False,
+    *,
+    ready: bool,
+    later: bool,
 ) -> tuple[torch.cuda.Stream | None, tuple[Tensor, ...]]:
     """Those of Ω₁ and Ω₂, on a stream of their own; and what must live until it is waited for.
 
     ``rows`` are the gates' gradients in front of their BN; the hidden layers, their statistics,
-    their gradients, and the lines that take those through BN unless they are ``ready``.
+    their gradients, and the lines that take those through BN. They are not needed if gradients are
+    ``ready``; if they are made ``later``, then of ``hidden_parts``.
     """
     (n, c), geo, eps = task.shape, task.geo, task.eps
     gate_slopes, hidden, moments, hidden_grads, lines = rows
@@ -209,9 +215,11 @@ def weight_gradients(
     stream = beside(task.x.device)
     with torch.cuda.stream(stream) if stream is not None else nullcontext():
         weights.weights[(splits * (tiles + seen_tiles),)](
-            gate_slopes, hidden, moments, gammas, betas, hidden_grads, lines, normal, slopes,
+            gate_slopes, hidden, moments, gammas, betas, hidden_grads, lines, hidden_parts, normal,
+            slopes,
             *parts, n, c, seen, j, js, eps.hidden, splits * tiles, **grid, **task.product(),
-            SPAN=length, WC=wide, WJ=deep, WR=64, NORM=task.norm, READY=ready,
+            SPAN=length, WC=wide, WJ=deep, WR=64, NORM=task.norm, BM=sizes.rows,
+            PARTS=chunk(geo.most_tiles(n, sizes.rows), deep), READY=ready, LATER=later,
             num_warps=WARPS, num_stages=2,
         )  # fmt: skip
         blocks = [-(-wide * j // ADDED) for wide in (c, seen)]
@@ -220,4 +228,4 @@ def weight_gradients(
             ACROSS=grid["ACROSS"], SPAN=length, BLOCK=ADDED,
             CHUNK=min(8, chunk(geo.most_tiles(n, length), ADDED)), num_warps=4,
         )  # fmt: skip
-    return stream, (*parts, gate_slopes, hidden_grads, lines)
+    return stream, (*parts, gate_slopes, hidden_grads, lines, hidden_parts)

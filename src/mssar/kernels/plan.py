@@ -22,6 +22,7 @@ GROUPED_STAGES = 5  # the same, for passes with fewer programs
 RESIDENT = 8  # programs a processor, for passes that need not keep a sample together
 KEPT = 1024  # sums that a program of the others keeps, at most, unless one sample has more
 SPAN = 512  # rows of a part of a weight's gradient, at most
+LATER = 128  # channels up to which readers are few enough for each to add up the parts
 REGISTERS = 8192  # numbers read at once
 TOGETHER = 4096  # cells × channels of a sample's regions, likewise
 
@@ -118,13 +119,15 @@ class Products:
     hidden: int
     deep: int  # channels that are summed over at a time
     stages: int
+    later: bool  # statistics of hidden layers are added up by their readers: they are few
 
 
 def products(rows: int, channels: int, hidden: int) -> Products:
     c, j, few = side(channels), side(hidden), side(channels, 32)
+    later = hidden <= j and channels <= LATER
     if channels > 128:
-        return Products(64, c, j, c, 3)
+        return Products(64, c, j, c, 3, later)
     if channels > 64:
-        return Products(64, few, j, few, 3)
+        return Products(64, few, j, few, 3, later)
     # With 64 rows a tile, few rows would leave processors idle.
-    return Products(64 if rows > 4096 else 32, few, j, c, 2)
+    return Products(64 if rows > 4096 else 32, few, j, c, 2, later)

@@ -7,7 +7,15 @@ add_parts  those             → their sums
 import triton
 import triton.language as tl
 
-from mssar.kernels.common import affine, pointer_of, product, relu, scale_of, sums_of
+from mssar.kernels.common import (
+    affine,
+    later_lines,
+    pointer_of,
+    product,
+    relu,
+    scale_of,
+    sums_of,
+)
 
 
 @triton.jit
@@ -50,10 +58,12 @@ def _expand_weights(
 
 @triton.jit
 def _reduce_weights(
-    pid, hidden_grads, hidden, hidden_lines, normal, slopes, parts, N, C, J, JS,
+    pid, hidden_grads, hidden, hidden_lines, hidden_parts, hidden_moments, hidden_gammas, normal,
+    slopes, parts, N, C, J, JS, hidden_eps,
     DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, SPAN: tl.constexpr,
     WC: tl.constexpr, WJ: tl.constexpr, WR: tl.constexpr, NORM: tl.constexpr,
-    READY: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, PARTS: tl.constexpr, READY: tl.constexpr, LATER: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of Ω₁'s gradient, over a part of the rows.
 
@@ -69,9 +79,22 @@ def _reduce_weights(
     in_c = c < C
     j = block % j_tiles * WJ + tl.arange(0, WJ)
     in_j = j < J
-    s = tl.load(hidden_lines + scale * JS + j, in_j, 0.0)
-    p = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
-    q = tl.load(hidden_lines + (2 * L + scale) * JS + j, in_j, 0.0)
+    if LATER:
+        # The parts are of BM rows; a scale's first of them comes after those of the scales before.
+        begins = tile * 0
+        all_parts = tile * 0
+        for level in tl.static_range(L):
+            held = (N * (DOWN[level] * ACROSS[level]) + BM - 1) // BM
+            begins += tl.where(level < scale, held, 0)
+            all_parts += held
+        _, _, s, p, q = later_lines(
+            hidden_parts, all_parts, hidden_moments, hidden_gammas, scale, begins,
+            (rows + BM - 1) // BM, rows, JS, j, in_j, hidden_eps, L, PARTS,
+        )  # fmt: skip
+    elif not READY:
+        s = tl.load(hidden_lines + scale * JS + j, in_j, 0.0)
+        p = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
+        q = tl.load(hidden_lines + (2 * L + scale) * JS + j, in_j, 0.0)
     acc = tl.zeros([WJ, WC], tl.float32)
     begin = (tile - first) * SPAN
     for start in range(begin, tl.minimum(begin + SPAN, rows), WR):
@@ -100,7 +123,8 @@ def weights(
     hidden_gammas,
     hidden_betas,
     hidden_grads,  # if READY, in front of BN
-    hidden_lines,  # 3 × L × JS
+    hidden_lines,  # 3 × L × JS, unless READY or LATER
+    hidden_parts,  # with LATER: 2 × tiles of BM rows × JS, from `expand_backward`
     normal,
     slopes,  # C: of the BN in front
     expand_parts,  # out: parts of rows × C·J
@@ -120,7 +144,10 @@ def weights(
     WJ: tl.constexpr,
     WR: tl.constexpr,
     NORM: tl.constexpr,
+    BM: tl.constexpr,
+    PARTS: tl.constexpr,
     READY: tl.constexpr,
+    LATER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -131,9 +158,9 @@ def weights(
         )  # fmt: skip
     else:
         _reduce_weights(
-            pid - programs, hidden_grads, hidden, hidden_lines, normal, slopes, reduce_parts,
-            N, CX, J, JS, DOWN, ACROSS, ROWS_AT, SPAN, WC, WJ, WR, NORM, READY,
-            PRECISION,
+            pid - programs, hidden_grads, hidden, hidden_lines, hidden_parts, hidden_moments,
+            hidden_gammas, normal, slopes, reduce_parts, N, CX, J, JS, hidden_eps, DOWN, ACROSS,
+            ROWS_AT, SPAN, WC, WJ, WR, NORM, BM, PARTS, READY, LATER, PRECISION,
         )  # fmt: skip
 
 
