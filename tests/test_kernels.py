@@ -70,6 +70,7 @@ CASES = [
     Case(scales=(2, 3), size=(7, 7)),
     Case(scales=(4, 1), norm=False, relu=False),
     Case(scales=(8,), size=(9, 8)),
+    Case(24, (9, 8), scales=(8,), batch=2),  # more cells than `gather` has registers for
     Case(norm=False, shortcut=False, relu=False),  # MSSAR alone
     Case(norm=False),
     Case(shortcut=False),

@@ -22,6 +22,7 @@ import triton.language as tl
 from mssar.kernels.common import (
     affine,
     area_of,
+    known,
     last_of,
     moments_of,
     one_of,
@@ -131,7 +132,7 @@ def _given_line(scale, j, in_j, means, variances, gammas, betas, eps):
 @triton.jit
 def reduce(
     pools,  # if READY: rows × C, the scales' means; else sums, rows as POOLS_AT says
-    weights,  # a scale: J × C, rows CW apart
+    weights,  # a scale: J × C; if READY, rows CW apart
     means,  # a scale: J; nothing where the batch's statistics are taken
     variances,
     gammas,
@@ -160,9 +161,13 @@ def reduce(
     TILES: tl.constexpr,
     READY: tl.constexpr,
     LATER: tl.constexpr,  # `expand` adds up the parts
+    BY: tl.constexpr,  # what C is a multiple of
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
+    C = known(C, BY)
+    if not READY:
+        CW = C
     tile = tl.program_id(0)
     scale, first, tiles, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
     weight = pointer_of(weights, scale, L)
@@ -185,7 +190,8 @@ def reduce(
         in_c = c < C
         mask = in_r[:, None] & in_c[None, :]
         pool = tl.load(pooled + c[None, :], mask, 0.0)
-        w = tl.load(weight + j[None, :] * CW + c[:, None], in_j[None, :] & (c < CW)[:, None], 0.0)
+        in_w = c < CW if READY else in_c
+        w = tl.load(weight + j[None, :] * CW + c[:, None], in_j[None, :] & in_w[:, None], 0.0)
         if not READY:
             pool *= share[:, None]
             if tl.program_id(1) == 0:
@@ -199,13 +205,14 @@ def reduce(
     tl.store(hidden + (before + r)[:, None] * JS + j[None, :], acc, in_r[:, None] & in_js[None, :])
     if len(means) == 0:
         held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
-        _keep_parts(hidden_parts, tl.num_programs(0), tile, JS, j, in_j, acc, mask, held)
+        # Zeros in what pads a row, so that parts are read in whole vectors.
+        _keep_parts(hidden_parts, tl.num_programs(0), tile, JS, j, in_js, acc, mask, held)
         if LATER:
             return
         if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
             of = hidden_parts + first * JS
             between = tl.num_programs(0) * JS
-            mean, variance = moments_of(of, of + between, JS, j, in_j, tiles, BM, rows, TILES)
+            mean, variance = moments_of(of, of + between, JS, j, in_js, tiles, BM, rows, TILES)
             tl.store(hidden_moments + scale * JS + j, mean, in_js)
             tl.store(hidden_moments + (L + scale) * JS + j, variance, in_js)
             a, b = affine(j, in_j, gamma, beta, mean, variance, hidden_eps)
@@ -288,11 +295,11 @@ def expand(
         j = tl.arange(0, BK)
         in_j = j < J
         of = hidden_parts + first * JS
-        mean, variance = moments_of(
-            of, of + all_tiles * JS, JS, j, in_j, tiles, BM, rows, PARTS
-        )
+        mean, variance = moments_of(of, of + all_tiles * JS, JS, j, j < JS, tiles, BM, rows, PARTS)
         gamma = pointer_of(hidden_gammas, scale, L)
-        a, b = affine(j, in_j, gamma, pointer_of(hidden_betas, scale, L), mean, variance, hidden_eps)
+        a, b = affine(
+            j, in_j, gamma, pointer_of(hidden_betas, scale, L), mean, variance, hidden_eps
+        )
         if (tile == first) & (tl.program_id(1) == 0):
             tl.store(hidden_moments + scale * JS + j, mean, j < JS)
             tl.store(hidden_moments + (L + scale) * JS + j, variance, j < JS)
@@ -393,9 +400,7 @@ def evaluate(
     for start in range(tl.program_id(1) * BC, C, BC * tl.num_programs(1)):
         to = start + tl.arange(0, BC)
         in_to = to < C
-        w_to = tl.load(
-            expanded + to[None, :] * J + j[:, None], in_to[None, :] & in_j[:, None], 0.0
-        )
+        w_to = tl.load(expanded + to[None, :] * J + j[:, None], in_to[None, :] & in_j[:, None], 0.0)
         gate = product(h, w_to, tl.zeros([BM, BC], tl.float32), PRECISION)
         if len(gate_means) > 0:
             a, b = _given_line(

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from mssar.kernels.common import (
     area_of,
+    known,
     last_of,
     later_lines,
     lines_of,
@@ -177,14 +178,15 @@ def expand_backward(
     normal = tl.where(valid, normal, 0.0)
     acc = tl.where(valid & ~(normal * a[None, :] + b[None, :] <= 0), acc, 0.0)
     tl.store(hidden_grads + at_j, acc, mask_j)
-    tl.store(hidden_parts + tile * JS + j, tl.sum(acc, 0), in_j)
-    tl.store(hidden_parts + (all_tiles + tile) * JS + j, tl.sum(acc * normal, 0), in_j)
+    in_js = j < JS  # zeros in what pads a row, so that parts are read in whole vectors
+    tl.store(hidden_parts + tile * JS + j, tl.sum(acc, 0), in_js)
+    tl.store(hidden_parts + (all_tiles + tile) * JS + j, tl.sum(acc * normal, 0), in_js)
     if LATER:
         return
     if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
         ours = hidden_parts + first * JS
-        added = sums_of(ours, JS, j, in_j, tiles, TILES)
-        crossed = sums_of(ours + all_tiles * JS, JS, j, in_j, tiles, TILES)
+        added = sums_of(ours, JS, j, in_js, tiles, TILES)
+        crossed = sums_of(ours + all_tiles * JS, JS, j, in_js, tiles, TILES)
         s, p, q = lines_of(j, in_j, gamma, mean, variance, hidden_eps, added, crossed, rows)
         tl.store(hidden_lines + scale * JS + j, s, in_j)
         tl.store(hidden_lines + (L + scale) * JS + j, p, in_j)
@@ -234,9 +236,14 @@ def reduce_backward(
     PARTS: tl.constexpr,
     READY: tl.constexpr,
     LATER: tl.constexpr,  # BK are all hidden channels
+    BY: tl.constexpr,  # what C is a multiple of, and with SUMS CW and CS
     PRECISION: tl.constexpr,
 ):
     L: tl.constexpr = len(DOWN)
+    C = known(C, BY)
+    if SUMS:
+        CW = C
+        CS = known(CS, BY)
     tile = tl.program_id(0)
     all_tiles = tl.num_programs(0)
     scale, first, tiles, rows, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)

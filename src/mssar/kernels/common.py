@@ -44,24 +44,32 @@ def moments_of(sums, squares, stride, c, in_c, parts, count, total, CHUNK: tl.co
         added = tl.load(sums + at, held, 0.0, cache_modifier=".cg")
         within = tl.load(squares + at, held, 0.0, cache_modifier=".cg")
         mean = tl.sum(added, 0) / total
-        n = tl.minimum(count, total - i * count).to(tl.float32)[:, None]
-        away = added / tl.where(n > 0, n, 1.0) - mean[None, :]
-        variance = tl.sum(tl.where(held, within + n * away * away, 0.0), 0) / total
+        variance = tl.sum(_about(added, within, mean, i, count, total), 0) / total
     else:
         mean = sums_of(sums, stride, c, in_c, parts, CHUNK) / total
         variance = tl.zeros([c.shape[0]], tl.float32)
         for start in range(0, parts, CHUNK):
             at = (start + i)[:, None] * stride + c[None, :]
             held = (start + i < parts)[:, None] & in_c[None, :]
-            n = tl.minimum(count, total - (start + i) * count).to(tl.float32)[:, None]
-            away = (
-                tl.load(sums + at, held, 0.0, cache_modifier=".cg") / tl.where(n > 0, n, 1.0)
-                - mean[None, :]
-            )
+            added = tl.load(sums + at, held, 0.0, cache_modifier=".cg")
             within = tl.load(squares + at, held, 0.0, cache_modifier=".cg")
-            variance += tl.sum(tl.where(held, within + n * away * away, 0.0), 0)
+            variance += tl.sum(_about(added, within, mean, start + i, count, total), 0)
         variance = variance / total
     return mean, variance
+
+
+@triton.jit
+def _about(added, within, mean, part, count, total):
+    """Parts' squares about the mean of all; none of those beyond the last."""
+    n = tl.maximum(tl.minimum(count, total - part * count), 0).to(tl.float32)
+    away = added * (1.0 / tl.maximum(n, 1.0))[:, None] - mean[None, :]
+    return within + n[:, None] * (away * away)
+
+
+@triton.jit
+def known(width, BY: tl.constexpr):
+    """The same number, in a way that shows the compiler what it is a multiple of."""
+    return width // BY * BY
 
 
 @triton.jit
@@ -112,8 +120,8 @@ def later_lines(
 ):  # fmt: skip
     """The sums that parts are of, for a hidden layer's BN, and its gradient's lines."""
     of = parts + first * JS
-    added = sums_of(of, JS, j, in_j, tiles, PARTS)
-    crossed = sums_of(of + all_tiles * JS, JS, j, in_j, tiles, PARTS)
+    added = sums_of(of, JS, j, j < JS, tiles, PARTS)
+    crossed = sums_of(of + all_tiles * JS, JS, j, j < JS, tiles, PARTS)
     mean = tl.load(moments + scale * JS + j, in_j, 0.0)
     variance = tl.load(moments + (L + scale) * JS + j, in_j, 1.0)
     gamma = pointer_of(gammas, scale, L)

@@ -11,7 +11,7 @@ from torch import Tensor
 from mssar.kernels import branches, branches_backward, dense, maps
 from mssar.kernels.geometry import Geometry
 from mssar.kernels.launch_backward import settle, weight_gradients
-from mssar.kernels.plan import WARPS, chunk, members, products, regions, side
+from mssar.kernels.plan import WARPS, chunk, members, multiple, products, regions, side
 from mssar.kernels.shapes import Epsilons, Step, grids, step_buffers, width
 from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
@@ -87,7 +87,8 @@ def forward(
         rows, reduces, (), (), gammas, betas, made.normal, made.hidden,
         hidden_parts, made.hidden_moments, lines, made.counters, n, c, c, j, js, eps.hidden,
         H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BJ=cut.hidden, BK=side(c),
-        TILES=chunk(most, cut.hidden), READY=False, LATER=cut.later, **common, num_stages=2,
+        TILES=chunk(most, cut.hidden), READY=False, LATER=cut.later, BY=multiple(c),
+        **common, num_stages=2,
     )  # fmt: skip
     branches.expand[(count, -(-k // side(k)))](
         made.hidden, lines, hidden_parts, made.hidden_moments, gammas, betas, expands, (), (), (),
@@ -208,7 +209,8 @@ def backward(
         unused, unused, unused, made.counters, n, c, c, c + k, j, js, eps.hidden,
         H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BC=side(c), BK=sizes.hidden,
         TILES=1, NORM=False, SUMS=True, CARRY=rows_grad is not None,
-        PARTS=chunk(most, sizes.hidden), READY=False, LATER=sizes.later, **how, num_stages=1,
+        PARTS=chunk(most, sizes.hidden), READY=False, LATER=sizes.later, BY=multiple(c, k), **how,
+        num_stages=1,
     )  # fmt: skip
     if stream is not None:
         torch.cuda.current_stream(x.device).wait_stream(stream)

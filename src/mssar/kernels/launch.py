@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mssar.kernels import branches, maps, running
 from mssar.kernels.geometry import power
-from mssar.kernels.plan import WARPS, WARPS_OF_MAPS, chunk, members, regions, side
+from mssar.kernels.plan import WARPS, WARPS_OF_MAPS, chunk, members, multiple, regions, side
 from mssar.kernels.shapes import Epsilons, Forward, buffers, grids, kept, padded, width
 from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
@@ -117,6 +117,7 @@ def _branches(
         n, c, padded(c), j, js, task.eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BJ=sizes.hidden,
         BK=sizes.deep, TILES=chunk(most, sizes.hidden), READY=True, LATER=later,
+        BY=multiple(c),
         **common, num_stages=sizes.stages,
     )  # fmt: skip
     hidden, ready = made.hidden, len(hidden_running) > 0

@@ -18,6 +18,7 @@ from mssar.kernels.plan import (
     Products,
     chunk,
     members,
+    multiple,
     regions,
     span,
 )
@@ -149,7 +150,8 @@ def _branches(
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas, betas, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas, d_betas, made.counters,
         n, c, j, js, padded(j), eps.hidden, BJ=sizes.hidden, BK=sizes.deep,
-        TILES=chunk(most, sizes.hidden), READY=across > 1, LATER=later, **cut, num_stages=sizes.stages,
+        TILES=chunk(most, sizes.hidden), READY=across > 1, LATER=later,
+        **cut, num_stages=sizes.stages,
     )  # fmt: skip
     if ready:
         slopes = torch.empty_like(hidden_grads)
@@ -166,7 +168,8 @@ def _branches(
         pool_parts, past, sums, made.counters, n, c, padded(c), c, j, js, eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BC=sizes.channels,
         BK=sizes.hidden, TILES=chunk(count, sizes.channels), NORM=task.norm, SUMS=False,
-        CARRY=False, PARTS=chunk(most, sizes.hidden), READY=ready, LATER=later, **cut, num_stages=1,
+        CARRY=False, PARTS=chunk(most, sizes.hidden), READY=ready, LATER=later, BY=multiple(c),
+        **cut, num_stages=1,
     )  # fmt: skip
     return sums, pool_grads, stream, held
 
@@ -220,6 +223,7 @@ def weight_gradients(
             *parts, n, c, seen, j, js, eps.hidden, splits * tiles, **grid, **task.product(),
             SPAN=length, WC=wide, WJ=deep, WR=64, NORM=task.norm, BM=sizes.rows,
             PARTS=chunk(geo.most_tiles(n, sizes.rows), deep), READY=ready, LATER=later,
+            BY=multiple(seen),
             num_warps=WARPS, num_stages=2,
         )  # fmt: skip
         blocks = [-(-wide * j // ADDED) for wide in (c, seen)]

@@ -90,7 +90,7 @@ def sums(
         variance = tl.load(variance_at + c, in_c, 1.0).to(tl.float32)
         steep, offset = affine(c, in_c, gamma, beta, mean, variance, eps)
     if MOMENTS:
-        # A mean far from 0 would drown variances in squares about 0, and differences in small types.
+        # About 0, a mean far from it would drown squares, and differences in small types.
         near = _near_mean(x, N, c, in_c, XN, XC, XH, XW, H, W)
         shift = near[None, None, :]
         offset = -near

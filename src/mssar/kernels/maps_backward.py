@@ -1,8 +1,8 @@
 """The passes over maps of a block's tail, backward.  N batch, C channels, H W map, FH FW cells.
 
-    gather      grad, out, x           → grad behind the relu, its sums a cell
-    open_gates  those, gates           → z, gradients of the gates; where they are too many for it
-    scatter     grad, x, pools' grads  → the gradient of x
+gather      grad, out, x           → grad behind the relu, its sums a cell
+open_gates  those, gates           → z, gradients of the gates; where they are too many for it
+scatter     grad, x, pools' grads  → the gradient of x
 """
 
 import triton

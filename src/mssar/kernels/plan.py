@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
@@ -22,7 +23,7 @@ GROUPED_STAGES = 5  # the same, for passes with fewer programs
 RESIDENT = 8  # programs a processor, for passes that need not keep a sample together
 KEPT = 1024  # sums that a program of the others keeps, at most, unless one sample has more
 SPAN = 512  # rows of a part of a weight's gradient, at most
-LATER = 128  # channels up to which readers are few enough for each to add up the parts
+LATER = 4096  # rows up to which their statistics' parts are so few that each reader adds them up
 REGISTERS = 8192  # numbers read at once
 TOGETHER = 4096  # cells × channels of a sample's regions, likewise
 
@@ -48,7 +49,7 @@ class Plan:
 def plan(x: Tensor, geo: Geometry) -> Plan:
     n, c, height, width = x.shape
     processors = _processors(x.device)
-    # What `gather` reads of a sample at once must fit in registers too.
+    # What is read of a sample at once must fit in registers too.
     most = max(map(mul, regions(geo.grids, 1), members(geo, geo.grids)))
     channels = max(1, min(power(c), CHANNELS, TOGETHER // most))
     # Channels last: several of them are read at once.
@@ -100,6 +101,11 @@ def side(width: int, most: int = 64) -> int:
     return max(16, min(power(width), most))
 
 
+def multiple(*widths: int) -> int:
+    """The largest power of two, up to 16, that all widths are multiples of."""
+    return math.gcd(16, *widths)
+
+
 def chunk(parts: int, width: int) -> int:
     """How many parts of so many numbers are read at once."""
     return max(1, min(power(parts), REGISTERS // width))
@@ -119,12 +125,12 @@ class Products:
     hidden: int
     deep: int  # channels that are summed over at a time
     stages: int
-    later: bool  # statistics of hidden layers are added up by their readers: they are few
+    later: bool  # statistics of hidden layers are added up by their readers
 
 
 def products(rows: int, channels: int, hidden: int) -> Products:
     c, j, few = side(channels), side(hidden), side(channels, 32)
-    later = hidden <= j and channels <= LATER
+    later = hidden <= j and rows <= LATER
     if channels > 128:
         return Products(64, c, j, c, 3, later)
     if channels > 64:

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from mssar.kernels.common import (
     affine,
+    known,
     later_lines,
     pointer_of,
     product,
@@ -148,9 +149,11 @@ def weights(
     PARTS: tl.constexpr,
     READY: tl.constexpr,
     LATER: tl.constexpr,
+    BY: tl.constexpr,  # what CX is a multiple of
     PRECISION: tl.constexpr,
 ):
     pid = tl.program_id(0)
+    CX = known(CX, BY)
     if pid < programs:
         _expand_weights(
             pid, gate_slopes, hidden, hidden_moments, hidden_gammas, hidden_betas, expand_parts,
