@@ -34,11 +34,13 @@ class Case:
     shortcut: bool = True
     relu: bool = True
     layout: str = "channels last"
+    reduction: int = 1
 
     def __str__(self) -> str:
         shape = "×".join(map(str, (self.batch, self.channels, *self.size)))
         parts = [name for name in ("norm", "shortcut", "relu") if getattr(self, name)]
         scales = ",".join(map(str, self.scales))
+        parts += [f"reduction={self.reduction}"] * (self.reduction > 1)
         return " ".join([shape, f"scales={scales or 'none'}", *parts, self.layout])
 
     def map(self) -> Tensor:
@@ -57,7 +59,9 @@ class Tail(nn.Module):
         super().__init__()
         c, scales = case.channels, case.scales
         self.norm = nn.BatchNorm2d(c) if case.norm else None
-        self.layer = MSSAR(c, scales, backend="reference") if scales else None
+        self.layer = None
+        if scales:
+            self.layer = MSSAR(c, scales, reduction=case.reduction, backend="reference")
         self.relu = case.relu
         self.to(DEVICE)
         for name, module in self.named_modules():

@@ -21,6 +21,8 @@ from tails import (
     worst,
 )
 
+from mssar.kernels import plan
+
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products")
 
@@ -59,6 +61,7 @@ CASES = [
     Case(70, (14, 14), scales=(1, 4)),  # two tiles of channels
     Case(140, (2, 3), layout="contiguous"),  # three tiles of channels, two of hidden ones
     Case(520, (2, 2), scales=(1,)),  # products that share what they start from
+    Case(520, (2, 2), scales=(1, 2), reduction=16),  # the same with few hidden channels
     Case(280, (3, 2), batch=2),  # gates of many channels
     Case(size=(3, 2)),  # fewer rows than regions
     Case(size=(1, 1), batch=6),
@@ -86,6 +89,12 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_training_step_is_the_modules(case):
+    assert_as_good(Tail(case), case.maps())
+
+
+@pytest.mark.parametrize("case", [Case(batch=40), Case(24, (9, 5), norm=False)], ids=str)
+def test_statistics_of_so_many_rows_that_the_last_program_adds_them_up(case, monkeypatch):
+    monkeypatch.setattr(plan, "LATER", 0)
     assert_as_good(Tail(case), case.maps())
 
 

@@ -201,7 +201,7 @@ def backward(
     )  # fmt: skip
     stream, held = weight_gradients(
         task, sizes, (gate_slopes, made.hidden, made.hidden_moments, hidden_grads, hidden_lines),
-        hidden_parts, made.normal, None, grads, ready=False, later=sizes.later,
+        hidden_parts, made.normal, None, grads,
     )  # fmt: skip
     branches_backward.reduce_backward[(count, -(-c // side(c)))](
         hidden_grads, made.hidden, hidden_lines, hidden_parts, made.hidden_moments, gammas1,

@@ -10,11 +10,19 @@ from torch import Tensor
 from mssar.kernels import branches, maps, running
 from mssar.kernels.geometry import power
 from mssar.kernels.plan import WARPS, WARPS_OF_MAPS, chunk, members, multiple, regions, side
-from mssar.kernels.shapes import Epsilons, Forward, buffers, grids, kept, padded, width
+from mssar.kernels.shapes import (
+    Epsilons,
+    Forward,
+    buffers,
+    grids,
+    kept,
+    packed_size,
+    padded,
+    width,
+)
 from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
 AT_ONCE = 128, 64  # channels and hidden channels up to which one program evaluates a branch
-REPEATED = 512  # channels from which products share an operand so often that it is made once
 FOLDED = 16  # channels of a program that adds up parts
 ROWS = 256  # of Ω₁ that such a program copies at a time
 PACKED = 1024  # numbers of a program that copies weights
@@ -110,18 +118,17 @@ def _branches(
     _, gammas, betas, _, gate_gammas, gate_betas = task.split(task.params)
     expands, reduces, _ = packed_weights(task, made.packed)
     common = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=WARPS)
-    later = sizes.later and not hidden_running
+    ready, later = len(hidden_running) > 0, sizes.later and not hidden_running
     branches.reduce[(count, -(-j // sizes.hidden))](
         made.normal, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]), gammas,
         betas, None, made.hidden, hidden_parts, made.hidden_moments, lines, made.counters,
         n, c, padded(c), j, js, task.eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BJ=sizes.hidden,
         BK=sizes.deep, TILES=chunk(most, sizes.hidden), READY=True, LATER=later,
-        BY=multiple(c),
-        **common, num_stages=sizes.stages,
+        BY=multiple(c), **common, num_stages=sizes.stages,
     )  # fmt: skip
-    hidden, ready = made.hidden, len(hidden_running) > 0
-    if not ready and c >= REPEATED:
+    hidden = made.hidden
+    if sizes.shared and not ready:
         hidden, ready = torch.empty_like(hidden), True
         branches.activate[(geo.tiles(n, 16), -(-js // 256))](
             made.hidden, lines, hidden, n, js, **task.grid(), BM=16, BJ=min(256, power(js)),
@@ -172,21 +179,24 @@ def evaluate(
     made = Forward(torch.empty_like(task.x), *(nothing,) * 8)
     if task.levels:
         (n, c), geo, j = task.shape, task.geo, width(params)
-        rows = x.new_empty((2, n * geo.branch_rows, c), dtype=kept(x))
-        made = made._replace(normal=rows[0], gates=rows[1])
+        rows = n * geo.branch_rows
+        normal, gates = (x.new_empty((rows, c), dtype=kept(x)) for _ in range(2))
+        made = made._replace(normal=normal, gates=gates)
         if c > AT_ONCE[0] or j > AT_ONCE[1]:
-            made = buffers(task.x, params, scales, task.norm)
+            packed = x.new_empty(packed_size(params), dtype=kept(x))
+            hidden = x.new_empty((rows, padded(j)), dtype=kept(x))
+            made = made._replace(hidden=hidden, packed=packed)
             _prepare(task, nothing, made, norm=False)
-        _sums(task, made.normal, nothing, nothing, given=norm[2:] or (None, None))
-        if c > AT_ONCE[0] or j > AT_ONCE[1]:
+            _sums(task, normal, nothing, nothing, given=norm[2:] or (None, None))
             _branches(task, made, hidden_running, gate_running)
         else:
+            _sums(task, normal, nothing, nothing, given=norm[2:] or (None, None))
             reduces, gammas, betas, expands, gate_gammas, gate_betas = task.split(params)
             tile = 32
             branches.evaluate[(geo.tiles(n, tile), 1)](
-                made.normal, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]),
+                normal, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]),
                 gammas, betas, expands, tuple(gate_running[::2]), tuple(gate_running[1::2]),
-                gate_gammas, gate_betas, made.gates, n, c, c, j, eps.hidden, eps.gate,
+                gate_gammas, gate_betas, gates, n, c, c, j, eps.hidden, eps.gate,
                 H=x.shape[2], W=x.shape[3], **task.grid(), POOLS_AT=geo.pools_at,
                 **task.product(), BM=tile, BJ=side(j), BK=side(c), BC=side(c), READY=True,
                 num_warps=4,

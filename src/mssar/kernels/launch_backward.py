@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mssar.kernels import branches_backward, maps_backward, weights
 from mssar.kernels.geometry import power
-from mssar.kernels.launch import FOLDED, REPEATED, packed_weights
+from mssar.kernels.launch import FOLDED, packed_weights
 from mssar.kernels.plan import (
     SCATTERED,
     WARPS,
@@ -142,25 +142,23 @@ def _branches(
     expands, _, reduces = packed_weights(task, made.packed)
     cut = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=WARPS)
     across = -(-j // sizes.hidden)
-    ready = c >= REPEATED
-    later = sizes.later and not ready
     if across > 1:
         _slopes(task, gate_grads, made.gates, lines, gate_slopes, c)
     branches_backward.expand_backward[(count, across)](
         gate_grads, made.gates, lines, made.hidden, made.hidden_moments, gammas, betas, expands,
         gate_slopes, hidden_grads, hidden_parts, hidden_lines, d_gammas, d_betas, made.counters,
         n, c, j, js, padded(j), eps.hidden, BJ=sizes.hidden, BK=sizes.deep,
-        TILES=chunk(most, sizes.hidden), READY=across > 1, LATER=later,
+        TILES=chunk(most, sizes.hidden), READY=across > 1, LATER=sizes.later,
         **cut, num_stages=sizes.stages,
     )  # fmt: skip
-    if ready:
+    if sizes.shared:
         slopes = torch.empty_like(hidden_grads)
         _slopes(task, hidden_grads, made.hidden, hidden_lines, slopes, j)
         hidden_grads = slopes
     # Nothing waits for these gradients, and what follows leaves arithmetic units idle.
     stream, held = weight_gradients(
         task, sizes, (gate_slopes, made.hidden, made.hidden_moments, hidden_grads, hidden_lines),
-        hidden_parts, made.normal, made.moments[2], grads.params, ready=ready, later=later,
+        hidden_parts, made.normal, made.moments[2], grads.params,
     )  # fmt: skip
     branches_backward.reduce_backward[(count, -(-c // sizes.channels))](
         hidden_grads, made.hidden, hidden_lines, hidden_parts, made.hidden_moments, gammas,
@@ -168,8 +166,8 @@ def _branches(
         pool_parts, past, sums, made.counters, n, c, padded(c), c, j, js, eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BC=sizes.channels,
         BK=sizes.hidden, TILES=chunk(count, sizes.channels), NORM=task.norm, SUMS=False,
-        CARRY=False, PARTS=chunk(most, sizes.hidden), READY=ready, LATER=later, BY=multiple(c),
-        **cut, num_stages=1,
+        CARRY=False, PARTS=chunk(most, sizes.hidden), READY=sizes.shared, LATER=sizes.later,
+        BY=multiple(c), **cut, num_stages=1,
     )  # fmt: skip
     return sums, pool_grads, stream, held
 
@@ -193,15 +191,12 @@ def weight_gradients(
     normal: Tensor,
     slopes: Tensor | None,
     grads: Sequence[Tensor],
-    *,
-    ready: bool,
-    later: bool,
 ) -> tuple[torch.cuda.Stream | None, tuple[Tensor, ...]]:
     """Those of Ω₁ and Ω₂, on a stream of their own; and what must live until it is waited for.
 
     ``rows`` are the gates' gradients in front of their BN; the hidden layers, their statistics,
-    their gradients, and the lines that take those through BN. They are not needed if gradients are
-    ``ready``; if they are made ``later``, then of ``hidden_parts``.
+    their gradients, and the lines that take those through BN, where that is not done; or is to be
+    done later, with lines made of ``hidden_parts``.
     """
     (n, c), geo, eps = task.shape, task.geo, task.eps
     gate_slopes, hidden, moments, hidden_grads, lines = rows
@@ -222,8 +217,8 @@ def weight_gradients(
             slopes,
             *parts, n, c, seen, j, js, eps.hidden, splits * tiles, **grid, **task.product(),
             SPAN=length, WC=wide, WJ=deep, WR=64, NORM=task.norm, BM=sizes.rows,
-            PARTS=chunk(geo.most_tiles(n, sizes.rows), deep), READY=ready, LATER=later,
-            BY=multiple(seen),
+            PARTS=chunk(geo.most_tiles(n, sizes.rows), deep), READY=sizes.shared,
+            LATER=sizes.later, BY=multiple(seen),
             num_warps=WARPS, num_stages=2,
         )  # fmt: skip
         blocks = [-(-wide * j // ADDED) for wide in (c, seen)]

@@ -23,6 +23,7 @@ GROUPED_STAGES = 5  # the same, for passes with fewer programs
 RESIDENT = 8  # programs a processor, for passes that need not keep a sample together
 KEPT = 1024  # sums that a program of the others keeps, at most, unless one sample has more
 SPAN = 512  # rows of a part of a weight's gradient, at most
+SHARED = 512  # channels from which so many products begin with the same that it is made once
 LATER = 4096  # rows up to which their statistics' parts are so few that each reader adds them up
 REGISTERS = 8192  # numbers read at once
 TOGETHER = 4096  # cells × channels of a sample's regions, likewise
@@ -125,15 +126,17 @@ class Products:
     hidden: int
     deep: int  # channels that are summed over at a time
     stages: int
+    shared: bool  # what products begin with is made once, by a launch of its own
     later: bool  # statistics of hidden layers are added up by their readers
 
 
 def products(rows: int, channels: int, hidden: int) -> Products:
     c, j, few = side(channels), side(hidden), side(channels, 32)
-    later = hidden <= j and rows <= LATER
+    shared = channels >= SHARED
+    later = hidden <= j and rows <= LATER and not shared
     if channels > 128:
-        return Products(64, c, j, c, 3, later)
+        return Products(64, c, j, c, 3, shared, later)
     if channels > 64:
-        return Products(64, few, j, few, 3, later)
+        return Products(64, few, j, few, 3, shared, later)
     # With 64 rows a tile, few rows would leave processors idle.
-    return Products(64 if rows > 4096 else 32, few, j, c, 2, later)
+    return Products(64 if rows > 4096 else 32, few, j, c, 2, shared, later)

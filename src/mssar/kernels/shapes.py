@@ -48,7 +48,6 @@ def buffers(x: Tensor, params: Sequence[Tensor], scales: Sequence[int], norm: bo
     levels, j = len(params) // PER_SCALE, padded(width(params))
     number = torch.float32
     rows = n * geo.branch_rows if levels else 0, c
-    packed = levels * (c * j + 2 * width(params) * padded(c))
     return Forward(
         torch.empty_like(x),
         x.new_empty((4, c if norm else 0), dtype=number),
@@ -58,8 +57,16 @@ def buffers(x: Tensor, params: Sequence[Tensor], scales: Sequence[int], norm: bo
         x.new_empty(rows, dtype=kept(x)),
         x.new_empty((2, levels, c), dtype=number),
         x.new_empty(levels * (1 + max(c, j) // 16), dtype=torch.int32),
-        x.new_empty(packed, dtype=kept(x)),
+        x.new_empty(packed_size(params), dtype=kept(x)),
     )
+
+
+def packed_size(params: Sequence[Tensor]) -> int:
+    """Numbers of Ω₂, and twice of Ω₁, of all scales."""
+    if not params:
+        return 0
+    j, c = width(params), params[0].shape[1]
+    return len(params) // PER_SCALE * (c * padded(j) + 2 * j * padded(c))
 
 
 def grids(x: Tensor, scales: Sequence[int]) -> Geometry:
