@@ -9,7 +9,7 @@ from tails import DEVICE, LAYOUTS, Launched, apart, differentiated, keep_off_zer
 from torch import nn
 
 import mssar
-from mssar.kernels import fused
+from mssar.kernels import fused, plan
 from mssar.networks.densenet import DenseBlock
 
 pytest.importorskip("triton")
@@ -59,7 +59,10 @@ def inputs(size, channels=10, batch=6, layout="channels last"):
     ],
     ids=str,
 )
-def test_a_training_step_is_the_modules(size, layout, options):
+@pytest.mark.parametrize("later", [True, False], ids=["few rows", "many rows"])
+def test_a_training_step_is_the_modules(size, layout, options, later, monkeypatch):
+    if not later:  # as if there were: the last program adds up statistics
+        monkeypatch.setattr(plan, "LATER", 0)
     ours, theirs = blocks(**options)
     x = inputs(size, layout=layout)
     with torch.no_grad():

@@ -142,7 +142,7 @@ def reduce(
     hidden_parts,  # out: 2 × tiles × JS
     hidden_moments,  # out, unless LATER: 2 × L × JS
     hidden_lines,  # out, likewise: 2 × L × JS, a and b
-    counters,  # L × tiles of J
+    counters,  # L × tiles of J; with LATER, out: as many zeros as CLEARED says, for `expand`
     N,
     C,
     CW,
@@ -161,6 +161,7 @@ def reduce(
     TILES: tl.constexpr,
     READY: tl.constexpr,
     LATER: tl.constexpr,  # `expand` adds up the parts
+    CLEARED: tl.constexpr,
     BY: tl.constexpr,  # what C is a multiple of
     PRECISION: tl.constexpr,
 ):
@@ -208,6 +209,10 @@ def reduce(
         # Zeros in what pads a row, so that parts are read in whole vectors.
         _keep_parts(hidden_parts, tl.num_programs(0), tile, JS, j, in_js, acc, mask, held)
         if LATER:
+            if (CLEARED > 0) & (tile == 0) & (tl.program_id(1) == 0):
+                for start in range(0, CLEARED, 128):
+                    i = start + tl.arange(0, 128)
+                    tl.store(counters + i, tl.zeros([128], tl.int32), i < CLEARED)
             return
         if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
             of = hidden_parts + first * JS

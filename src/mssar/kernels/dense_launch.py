@@ -80,14 +80,16 @@ def forward(
     hidden_parts = rows.new_empty((2, count, js))
     gate_parts = rows.new_empty((2, count, k))
     lines = torch.empty_like(made.hidden_moments)
-    made.counters.zero_()
+    if not cut.later:
+        made.counters.zero_()
     reduces, gammas, betas, expands, _, _ = task.split(params)
     common = dict(task.grid(), **task.product(), BM=cut.rows, num_warps=WARPS)
     branches.reduce[(count, -(-j // cut.hidden))](
         rows, reduces, (), (), gammas, betas, made.normal, made.hidden,
         hidden_parts, made.hidden_moments, lines, made.counters, n, c, c, j, js, eps.hidden,
         H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BJ=cut.hidden, BK=side(c),
-        TILES=chunk(most, cut.hidden), READY=False, LATER=cut.later, BY=multiple(c),
+        TILES=chunk(most, cut.hidden), READY=False, LATER=cut.later,
+        CLEARED=made.counters.numel(), BY=multiple(c),
         **common, num_stages=2,
     )  # fmt: skip
     branches.expand[(count, -(-k // side(k)))](

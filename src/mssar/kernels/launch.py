@@ -125,7 +125,7 @@ def _branches(
         n, c, padded(c), j, js, task.eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BJ=sizes.hidden,
         BK=sizes.deep, TILES=chunk(most, sizes.hidden), READY=True, LATER=later,
-        BY=multiple(c), **common, num_stages=sizes.stages,
+        CLEARED=0, BY=multiple(c), **common, num_stages=sizes.stages,
     )  # fmt: skip
     hidden = made.hidden
     if sizes.shared and not ready:
