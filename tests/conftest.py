@@ -56,6 +56,22 @@ def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
+@pytest.fixture
+def rounded_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter, too, which cuts bfloat16 off where a GPU rounds."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    tl = pytest.importorskip("triton.language")
+    cut_off = interpreter._convert_float
+
+    def convert(values, source, target, *rest):
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return cut_off(values, source, target, *rest)
+        exact = torch.from_numpy(values.view("float32").copy())
+        return exact.bfloat16().view(torch.int16).numpy().view("uint16")
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
 @pytest.fixture(scope="session")
 def torchvision() -> types.ModuleType:
     """torchvision, also where its compiled operators do not fit the torch that is installed."""

@@ -55,8 +55,8 @@ def _copy_padded(block, source, target, rows, width, stride, BLOCK: tl.constexpr
 @triton.jit
 def prepare(
     parts,  # with NORM: 2 × groups × C, from `sums`
-    moments,  # out, with NORM: 4 × C: BN's mean, variance and slope; and what its output has more
-    # than rows · slope, where `sums` has put what it took off the rows
+    moments,  # with NORM: 5 × C; out: BN's mean, variance and slope; in: what `sums` has taken off
+    # the rows; out: what BN's output has more than rows · slope
     gamma,
     beta,
     reduces,  # a scale: J × C
@@ -99,7 +99,7 @@ def prepare(
                 tl.store(moments + c, mean, in_c)
                 tl.store(moments + C + c, variance, in_c)
                 tl.store(moments + 2 * C + c, a, in_c)
-                tl.store(moments + 3 * C + c, (near - mean) * a + b, in_c)
+                tl.store(moments + 4 * C + c, (near - mean) * a + b, in_c)
         if L > 0:
             steep = packed + L * C * JS + scale * J * CS
             plain = steep + L * J * CS
@@ -203,6 +203,7 @@ def reduce(
     if len(means) > 0:
         a, b = _given_line(scale, j, in_j, means, variances, gammas, betas, hidden_eps)
         acc = relu(acc * a[None, :] + b[None, :])
+    acc = tl.where(in_j[None, :], acc, 0.0)  # also where a row has an infinity
     tl.store(hidden + (before + r)[:, None] * JS + j[None, :], acc, in_r[:, None] & in_js[None, :])
     if len(means) == 0:
         held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
@@ -402,7 +403,7 @@ def evaluate(
     h = relu(acc * slope[None, :] + intercept[None, :])
     h = tl.where(in_j[None, :], h, 0.0)
     expanded = pointer_of(expands, scale, L)
-    for start in range(tl.program_id(1) * BC, C, BC * tl.num_programs(1)):
+    for start in range(0, C, BC):
         to = start + tl.arange(0, BC)
         in_to = to < C
         w_to = tl.load(expanded + to[None, :] * J + j[:, None], in_to[None, :] & in_j[:, None], 0.0)

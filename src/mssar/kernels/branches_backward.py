@@ -209,7 +209,8 @@ def reduce_backward(
     normal,
     pool_grads,  # out: rows × C, gradients of each scale's means; with SUMS, of the pools' sums
     carried,  # with CARRY: rows × CS, gradients of the same sums from elsewhere, to be added
-    pool_parts,  # tiles × C, for the BN in front: sums of their products with the means
+    moments,  # 5 × C, of the BN in front
+    pool_parts,  # tiles × C, for it: sums of their products with the means
     past_sums,  # 2 × C, the same of what comes past the pools
     sums,  # out: 2 × C, both together
     counters,  # tiles of C
@@ -292,7 +293,8 @@ def reduce_backward(
         tl.store(pool_grads + (before + r)[:, None] * C + c[None, :], acc, mask_c)
     if NORM:
         at_c = (before + r)[:, None] * C + c[None, :]
-        away = tl.load(normal + at_c, mask_c, 0.0).to(tl.float32)
+        near = tl.load(moments + 3 * C + c, in_c, 0.0) - tl.load(moments + c, in_c, 0.0)
+        away = tl.load(normal + at_c, mask_c, 0.0).to(tl.float32) + near[None, :]
         # Their plain sums are zero: behind a BN in training, gradients have no mean.
         tl.store(pool_parts + tile * C + c, tl.sum(tl.where(mask_c, acc * away, 0.0), 0), in_c)
         if last_of(counters + tl.program_id(1), all_tiles):

@@ -136,6 +136,14 @@ def relu(x):
 
 
 @triton.jit
+def rounded(a, PRECISION: tl.constexpr):
+    """What a product takes for ``a``; but for TF32, where it is nearly that."""
+    if PRECISION == "bf16":
+        a = a.to(tl.bfloat16)
+    return a.to(tl.float32)
+
+
+@triton.jit
 def product(a, b, acc, PRECISION: tl.constexpr):
     """``acc + a @ b``, summed in float32."""
     if PRECISION == "bf16":

@@ -141,7 +141,7 @@ def evaluate(
     j = width(params)
     reduces, gammas, betas, expands, _, _ = task.split(params)
     tile = 32
-    branches.evaluate[(geo.tiles(n, tile), 1)](
+    branches.evaluate[(geo.tiles(n, tile),)](
         rows, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]), gammas, betas,
         expands, (), (), (), (), made.gates, n, k, c, j, eps.hidden, eps.gate,
         H=x.shape[2], W=x.shape[3], **task.grid(), POOLS_AT=geo.pools_at, **task.product(),
@@ -208,7 +208,7 @@ def backward(
     branches_backward.reduce_backward[(count, -(-c // side(c)))](
         hidden_grads, made.hidden, hidden_lines, hidden_parts, made.hidden_moments, gammas1,
         d_gammas1, d_betas1, reduces, made.normal, grad_rows, some,
-        unused, unused, unused, made.counters, n, c, c, c + k, j, js, eps.hidden,
+        None, unused, unused, unused, made.counters, n, c, c, c + k, j, js, eps.hidden,
         H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BC=side(c), BK=sizes.hidden,
         TILES=1, NORM=False, SUMS=True, CARRY=rows_grad is not None,
         PARTS=chunk(most, sizes.hidden), READY=False, LATER=sizes.later, BY=multiple(c, k), **how,

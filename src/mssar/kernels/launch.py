@@ -193,7 +193,7 @@ def evaluate(
             _sums(task, normal, nothing, nothing, given=norm[2:] or (None, None))
             reduces, gammas, betas, expands, gate_gammas, gate_betas = task.split(params)
             tile = 32
-            branches.evaluate[(geo.tiles(n, tile), 1)](
+            branches.evaluate[(geo.tiles(n, tile),)](
                 normal, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]),
                 gammas, betas, expands, tuple(gate_running[::2]), tuple(gate_running[1::2]),
                 gate_gammas, gate_betas, gates, n, c, c, j, eps.hidden, eps.gate,
@@ -221,7 +221,7 @@ def track(
     the last of the first norm's moments.
     """
     found = [pair for both in moments if both.numel() for pair in _pairs(both)]
-    offsets = moments[0][3] if lacking else None
+    offsets = moments[0][4] if lacking else None
     seen = 1 if offsets is None else offsets.numel()
     widest = max(mean.numel() for mean in means)
     running.track[(len(means), -(-widest // TRACKED))](
@@ -233,6 +233,6 @@ def track(
 
 
 def _pairs(both: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Mean and variance of each norm of 2 × L × C, or of the one of 4 × C."""
+    """Mean and variance of each norm of 2 × L × C, or of the one of 5 × C."""
     mean, variance = both if both.ndim == 3 else both[:2, None]
     return list(zip(mean.unbind(), variance.unbind(), strict=True))

@@ -79,7 +79,7 @@ def _gather(
     gate_grads: Tensor, parts: Tensor, relu: bool, write: bool,
 ) -> None:  # fmt: skip
     (n, c), cut, geo, x = task.shape, task.cut, task.geo, task.x
-    sums = z.new_empty((2, *z.shape))
+    sums = z.new_empty((2, *z.shape), **NUMBER)
     _, _, _, _, gammas, betas = task.split(task.params)
     means, variances = (some.unbind() for some in made.gate_moments)
     together = power(cut.group * geo.cells)
@@ -158,12 +158,12 @@ def _branches(
     # Nothing waits for these gradients, and what follows leaves arithmetic units idle.
     stream, held = weight_gradients(
         task, sizes, (gate_slopes, made.hidden, made.hidden_moments, hidden_grads, hidden_lines),
-        hidden_parts, made.normal, made.moments[2], grads.params,
+        hidden_parts, made.normal, made.moments, grads.params,
     )  # fmt: skip
     branches_backward.reduce_backward[(count, -(-c // sizes.channels))](
         hidden_grads, made.hidden, hidden_lines, hidden_parts, made.hidden_moments, gammas,
         d_gammas, d_betas, reduces, made.normal, pool_grads, lines,
-        pool_parts, past, sums, made.counters, n, c, padded(c), c, j, js, eps.hidden,
+        made.moments, pool_parts, past, sums, made.counters, n, c, padded(c), c, j, js, eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BC=sizes.channels,
         BK=sizes.hidden, TILES=chunk(count, sizes.channels), NORM=task.norm, SUMS=False,
         CARRY=False, PARTS=chunk(most, sizes.hidden), READY=sizes.shared, LATER=sizes.later,
@@ -189,7 +189,7 @@ def weight_gradients(
     rows: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     hidden_parts: Tensor,
     normal: Tensor,
-    slopes: Tensor | None,
+    moments: Tensor | None,
     grads: Sequence[Tensor],
 ) -> tuple[torch.cuda.Stream | None, tuple[Tensor, ...]]:
     """Those of Ω₁ and Ω₂, on a stream of their own; and what must live until it is waited for.
@@ -199,7 +199,7 @@ def weight_gradients(
     done later, with lines made of ``hidden_parts``.
     """
     (n, c), geo, eps = task.shape, task.geo, task.eps
-    gate_slopes, hidden, moments, hidden_grads, lines = rows
+    gate_slopes, hidden, hidden_moments, hidden_grads, lines = rows
     seen, j, js = normal.shape[1], width(task.params), hidden.shape[1]
     _, gammas, betas, _, _, _ = task.split(task.params)
     d_reduces, _, _, d_expands, _, _ = task.split(grads)
@@ -213,8 +213,8 @@ def weight_gradients(
     stream = beside(task.x.device)
     with torch.cuda.stream(stream) if stream is not None else nullcontext():
         weights.weights[(splits * (tiles + seen_tiles),)](
-            gate_slopes, hidden, moments, gammas, betas, hidden_grads, lines, hidden_parts, normal,
-            slopes,
+            gate_slopes, hidden, hidden_moments, gammas, betas, hidden_grads, lines, hidden_parts,
+            normal, moments,
             *parts, n, c, seen, j, js, eps.hidden, splits * tiles, **grid, **task.product(),
             SPAN=length, WC=wide, WJ=deep, WR=64, NORM=task.norm, BM=sizes.rows,
             PARTS=chunk(geo.most_tiles(n, sizes.rows), deep), READY=sizes.shared,

@@ -21,12 +21,16 @@ from mssar.kernels.common import affine, area_of, relu
 
 @triton.jit
 def _near_mean(x, N, c, in_c, XN, XC, XH, XW, H: tl.constexpr, W: tl.constexpr):
-    """The mean of sixteen values of a channel, from all over the batch and the map."""
-    i = tl.arange(0, 16)
-    n = (N * i // 16).to(tl.int64)
-    at = n * XN + (H * (2 * i + 1) // 32) * XH + (W * (2 * (5 * i % 16) + 1) // 32) * XW
-    value = tl.load(x + at[:, None] + (c * XC)[None, :], in_c[None, :], 0.0)
-    return tl.sum(value.to(tl.float32), 0) / 16
+    """The mean of thirty of a channel's values, from all over the batch and the map.
+
+    There are two more; the largest and the least are left out, since one of them may be far off.
+    """
+    i = tl.arange(0, 32)
+    n = (N * i // 32).to(tl.int64)
+    at = n * XN + (H * (2 * i + 1) // 64) * XH + (W * (2 * (11 * i % 32) + 1) // 64) * XW
+    here = at[:, None] + (c.to(tl.int64) * XC)[None, :]
+    value = tl.load(x + here, in_c[None, :], 0.0).to(tl.float32)
+    return (tl.sum(value, 0) - tl.max(value, 0) - tl.min(value, 0)) / 30
 
 
 @triton.jit

@@ -170,7 +170,7 @@ def _open_gates(
 def open_gates(
     cell_sums,  # 2 × rows of cells × C, from `gather`
     weights,  # out: rows of cells × C, z
-    moments,  # 4 × C: BN's mean, variance and slope
+    moments,  # 5 × C: BN's mean, variance and slope
     beta,
     gates,
     gate_means,  # a scale: C
@@ -222,7 +222,7 @@ def gather(
     gate_gammas,
     gate_betas,
     gate_grads,
-    parts,  # out; without scales, also where APART is
+    parts,
     N,
     C,
     XN,
@@ -319,7 +319,7 @@ def scatter(
     grad_x,  # out
     weights,
     pool_grads,  # rows × C: gradients of each scale's means
-    moments,  # 4 × C
+    moments,  # 5 × C
     sums,  # 2 × C: of the gradient in front of BN, and of its products with x
     grad_gamma,  # out
     grad_beta,  # out

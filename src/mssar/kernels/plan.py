@@ -24,7 +24,7 @@ RESIDENT = 8  # programs a processor, for passes that need not keep a sample tog
 KEPT = 1024  # sums that a program of the others keeps, at most, unless one sample has more
 SPAN = 512  # rows of a part of a weight's gradient, at most
 SHARED = 512  # channels from which so many products begin with the same that it is made once
-LATER = 4096  # rows up to which their statistics' parts are so few that each reader adds them up
+LATER = 4096  # rows up to which statistics have so few parts that each reader adds them up
 REGISTERS = 8192  # numbers read at once
 TOGETHER = 4096  # cells × channels of a sample's regions, likewise
 
@@ -133,7 +133,7 @@ class Products:
 def products(rows: int, channels: int, hidden: int) -> Products:
     c, j, few = side(channels), side(hidden), side(channels, 32)
     shared = channels >= SHARED
-    later = hidden <= j and rows <= LATER and not shared
+    later = hidden <= j and rows <= LATER and not shared  # one tile has all hidden channels
     if channels > 128:
         return Products(64, c, j, c, 3, shared, later)
     if channels > 64:

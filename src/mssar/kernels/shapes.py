@@ -26,8 +26,9 @@ class Forward(NamedTuple):
     """What the tail gives, and what its gradient needs."""
 
     out: Tensor
-    moments: Tensor  # 4 × C: BN's mean, variance, slope; what its output has more than normal·slope
-    normal: Tensor  # rows × C: the scales' means, about a number near BN's mean
+    moments: Tensor  # 5 × C: BN's mean, variance and slope; a number near the mean; what BN's
+    # output has more than normal · slope
+    normal: Tensor  # rows × C: the scales' means, about that number
     hidden: Tensor  # rows × J, padded
     hidden_moments: Tensor  # 2 × L × J, padded
     gates: Tensor  # rows × C
@@ -50,7 +51,7 @@ def buffers(x: Tensor, params: Sequence[Tensor], scales: Sequence[int], norm: bo
     rows = n * geo.branch_rows if levels else 0, c
     return Forward(
         torch.empty_like(x),
-        x.new_empty((4, c if norm else 0), dtype=number),
+        x.new_empty((5, c if norm else 0), dtype=number),
         x.new_empty(rows, dtype=kept(x)),
         x.new_empty((rows[0], j), dtype=kept(x)),
         x.new_empty((2, levels, j), dtype=number),

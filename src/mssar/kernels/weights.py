@@ -14,6 +14,7 @@ from mssar.kernels.common import (
     pointer_of,
     product,
     relu,
+    rounded,
     scale_of,
     sums_of,
 )
@@ -60,7 +61,7 @@ def _expand_weights(
 @triton.jit
 def _reduce_weights(
     pid, hidden_grads, hidden, hidden_lines, hidden_parts, hidden_moments, hidden_gammas, normal,
-    slopes, parts, N, C, J, JS, hidden_eps,
+    moments, parts, N, C, J, JS, hidden_eps,
     DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, SPAN: tl.constexpr,
     WC: tl.constexpr, WJ: tl.constexpr, WR: tl.constexpr, NORM: tl.constexpr,
     BM: tl.constexpr, PARTS: tl.constexpr, READY: tl.constexpr, LATER: tl.constexpr,
@@ -68,7 +69,8 @@ def _reduce_weights(
 ):  # fmt: skip
     """A tile of Ω₁'s gradient, over a part of the rows.
 
-    The intercept of the BN in front has no part in it: the gradients' mean is zero.
+    The intercept of the BN in front has no part in it: the gradients' mean is zero. In small types
+    it is nearly so; the means are therefore taken about BN's, whatever they were written about.
     """
     L: tl.constexpr = len(DOWN)
     c_tiles = (C + WC - 1) // WC
@@ -97,6 +99,7 @@ def _reduce_weights(
         p = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
         q = tl.load(hidden_lines + (2 * L + scale) * JS + j, in_j, 0.0)
     acc = tl.zeros([WJ, WC], tl.float32)
+    added = tl.zeros([WJ], tl.float32)
     begin = (tile - first) * SPAN
     for start in range(begin, tl.minimum(begin + SPAN, rows), WR):
         r = start + tl.arange(0, WR)
@@ -110,8 +113,12 @@ def _reduce_weights(
             grad = tl.where(in_r & in_j[None, :], grad, 0.0)
         pool = tl.load(normal + at * C + c[None, :], in_r & in_c[None, :], 0.0)
         acc = product(tl.trans(grad), pool, acc, PRECISION)
+        if NORM:
+            added += tl.sum(rounded(grad, PRECISION), 0)
     if NORM:
-        acc = acc * tl.load(slopes + c, in_c, 0.0)[None, :]
+        near = tl.load(moments + 3 * C + c, in_c, 0.0) - tl.load(moments + c, in_c, 0.0)
+        acc += added[:, None] * near[None, :]
+        acc = acc * tl.load(moments + 2 * C + c, in_c, 0.0)[None, :]
     at = tile.to(tl.int64) * J * C + j[:, None] * C + c[None, :]
     tl.store(parts + at, acc, in_j[:, None] & in_c[None, :])
 
@@ -127,7 +134,7 @@ def weights(
     hidden_lines,  # 3 × L × JS, unless READY or LATER
     hidden_parts,  # with LATER: 2 × tiles of BM rows × JS, from `expand_backward`
     normal,
-    slopes,  # C: of the BN in front
+    moments,  # 5 × CX, of the BN in front
     expand_parts,  # out: parts of rows × C·J
     reduce_parts,  # out: parts of rows × J·CX
     N,
@@ -162,7 +169,7 @@ def weights(
     else:
         _reduce_weights(
             pid - programs, hidden_grads, hidden, hidden_lines, hidden_parts, hidden_moments,
-            hidden_gammas, normal, slopes, reduce_parts, N, CX, J, JS, hidden_eps, DOWN, ACROSS,
+            hidden_gammas, normal, moments, reduce_parts, N, CX, J, JS, hidden_eps, DOWN, ACROSS,
             ROWS_AT, SPAN, WC, WJ, WR, NORM, BM, PARTS, READY, LATER, PRECISION,
         )  # fmt: skip
 
