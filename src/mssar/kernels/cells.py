@@ -68,6 +68,19 @@ def cells_in(
 
 
 @triton.jit
+def region_sums(
+    rows, region, first, last, C, c, in_c, FH: tl.constexpr, FW: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, MEMBERS: tl.constexpr,
+):  # fmt: skip
+    """Sums over regions of samples, from rows of cells in memory."""
+    cells, real = cells_in(region, first, FH, FW, DOWN, ACROSS, MEMBERS)
+    real = real & (region < (last - first) * (DOWN * ACROSS))[:, None]
+    mask = real[:, :, None] & in_c[None, None, :]
+    value = tl.load(rows + cells[:, :, None] * C + c[None, None, :], mask, 0.0)
+    return tl.sum(value.to(tl.float32), 1)
+
+
+@triton.jit
 def coarser(fine, FH: tl.constexpr, FW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr):
     """Sums over regions from those over all cells of a sample, where regions hold equally many."""
     split = tl.reshape(fine, [DOWN, FH // DOWN, ACROSS, FW // ACROSS, fine.shape[1]])

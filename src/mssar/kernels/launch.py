@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mssar.kernels import branches, maps, running
+from mssar.kernels import branches, maps, preparation, running
 from mssar.kernels.geometry import power
 from mssar.kernels.plan import WARPS, WARPS_OF_MAPS, chunk, members, multiple, regions, side
 from mssar.kernels.shapes import (
@@ -87,7 +87,7 @@ def _prepare(task: Task, parts: Tensor, made: Forward, *, norm: bool) -> None:
     programs = folds * max(task.levels, int(norm)) + task.levels * -(-c * padded(j) // PACKED)
     if programs == 0:
         return
-    branches.prepare[(programs,)](
+    preparation.prepare[(programs,)](
         parts, made.moments, task.gamma, task.beta, reduces, expands, made.packed,
         c, j, padded(j), padded(c), cut.groups, cut.group * size, n * size,
         task.eps.norm, FOLDS=folds, BC=FOLDED, BJ=min(power(j), ROWS),

@@ -9,11 +9,11 @@ import triton.language as tl
 
 from mssar.kernels.cells import (
     bounds_of,
-    cells_in,
     coarser,
     gate_lines,
     inside,
     place_of,
+    region_sums,
     weights_of,
 )
 from mssar.kernels.common import affine, area_of, relu
@@ -141,15 +141,11 @@ def sums(
             if NESTED:
                 coarse = coarse + (coarser(whole, FH, FW, LEVELS[level][0], LEVELS[level][1]),)
             else:
-                region = tl.arange(0, REGIONS[level])
-                members, real = cells_in(
-                    region, first, FH, FW, LEVELS[level][0], LEVELS[level][1], MEMBERS[level]
-                )
-                KK = LEVELS[level][0] * LEVELS[level][1]
-                real = real & (region < (last - first) * KK)[:, None]
-                mask = real[:, :, None] & in_c[None, None, :]
-                value = tl.load(pools + members[:, :, None] * C + c[None, None, :], mask, 0.0)
-                coarse = coarse + (tl.sum(value, 1),)
+                value = region_sums(
+                    pools, tl.arange(0, REGIONS[level]), first, last, C, c, in_c, FH, FW,
+                    LEVELS[level][0], LEVELS[level][1], MEMBERS[level],
+                )  # fmt: skip
+                coarse = coarse + (value,)
         for level in tl.static_range(len(LEVELS)):
             KK = LEVELS[level][0] * LEVELS[level][1]
             region = tl.arange(0, REGIONS[level])

@@ -10,12 +10,12 @@ import triton.language as tl
 
 from mssar.kernels.cells import (
     bounds_of,
-    cells_in,
     coarser,
     finer,
     gate_lines,
     inside,
     place_of,
+    region_sums,
     weights_of,
 )
 from mssar.kernels.common import area_of, region_of
@@ -88,13 +88,11 @@ def gate_gradients(
             zs = zs + (coarser(fine, FH, FW, DOWN[level], ACROSS[level]),)
         else:
             region = tl.arange(0, REGIONS[level])
-            cells, real_cells = cells_in(
-                region, first, FH, FW, DOWN[level], ACROSS[level], MEMBERS[level]
-            )
-            real = (region < (last - first) * (DOWN[level] * ACROSS[level]))[:, None]
-            mask = (real_cells & real)[:, :, None] & in_c[None, None, :]
-            here = dz + cells[:, :, None] * C + c[None, None, :]
-            zs = zs + (tl.sum(tl.load(here, mask, 0.0), 1),)
+            of = region_sums(
+                dz, region, first, last, C, c, in_c, FH, FW, DOWN[level], ACROSS[level],
+                MEMBERS[level],
+            )  # fmt: skip
+            zs = zs + (of,)
     _through_sigmoids(
         zs, normals, weights, gate_grads, parts, first, last, g, groups, N, C, c, in_c, DOWN,
         ACROSS, ROWS_AT, REGIONS,
@@ -150,15 +148,16 @@ def _open_gates(
             zs = zs + (coarser(dz, FH, FW, DOWN[level], ACROSS[level]),)
         else:
             region = tl.arange(0, REGIONS[level])
-            cells, real_cells = cells_in(
-                region, first, FH, FW, DOWN[level], ACROSS[level], MEMBERS[level]
-            )
-            held = (region < (last - first) * (DOWN[level] * ACROSS[level]))[:, None]
-            mask = (real_cells & held)[:, :, None] & in_c[None, None, :]
-            here = cells[:, :, None] * C + c[None, None, :]
-            of = tl.sum(tl.load(cell_sums + here, mask, 0.0).to(tl.float32), 1)
+            of = region_sums(
+                cell_sums, region, first, last, C, c, in_c, FH, FW, DOWN[level], ACROSS[level],
+                MEMBERS[level],
+            )  # fmt: skip
             if NORM:
-                of = of * a + tl.sum(tl.load(plains + here, mask, 0.0).to(tl.float32), 1) * b
+                of_plain = region_sums(
+                    plains, region, first, last, C, c, in_c, FH, FW, DOWN[level], ACROSS[level],
+                    MEMBERS[level],
+                )  # fmt: skip
+                of = of * a + of_plain * b
             zs = zs + (of,)
     _through_sigmoids(
         zs, normals, opened, gate_grads, parts, first, last, g, groups, N, C, c, in_c, DOWN,
