@@ -107,6 +107,8 @@ def reduce(
     in_j = j < J
     gamma = pointer_of(gammas, scale, L)
     beta = pointer_of(betas, scale, L)
+    if len(means) > 0:
+        slope, intercept = _given_line(scale, j, in_j, means, variances, gammas, betas, hidden_eps)
     acc = tl.zeros([BM, BJ], tl.float32)
     for start in range(0, C, BK):
         c = start + tl.arange(0, BK)
@@ -123,8 +125,7 @@ def reduce(
     mask = in_r[:, None] & in_j[None, :]
     in_js = j < JS  # zeros in what pads a row
     if len(means) > 0:
-        a, b = _given_line(scale, j, in_j, means, variances, gammas, betas, hidden_eps)
-        acc = relu(acc * a[None, :] + b[None, :])
+        acc = relu(acc * slope[None, :] + intercept[None, :])
     acc = tl.where(in_j[None, :], acc, 0.0)  # also where a row has an infinity
     tl.store(hidden + (before + r)[:, None] * JS + j[None, :], acc, in_r[:, None] & in_js[None, :])
     if len(means) == 0:
@@ -219,36 +220,44 @@ def expand(
     in_r = r < rows
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     in_c = c < C
+    if len(means) > 0:
+        slope, intercept = _given_line(scale, c, in_c, means, variances, gammas, betas, gate_eps)
+    acc = tl.zeros([BM, BC], tl.float32)
     if LATER:
         j = tl.arange(0, BK)
         in_j = j < J
-        of = hidden_parts + first * JS
-        mean, variance = moments_of(of, of + all_tiles * JS, JS, j, j < JS, tiles, BM, rows, PARTS)
-        gamma = pointer_of(hidden_gammas, scale, L)
-        a, b = affine(
-            j, in_j, gamma, pointer_of(hidden_betas, scale, L), mean, variance, hidden_eps
-        )
-        if (tile == first) & (tl.program_id(1) == 0):
-            tl.store(hidden_moments + scale * JS + j, mean, j < JS)
-            tl.store(hidden_moments + (L + scale) * JS + j, variance, j < JS)
-    acc = tl.zeros([BM, BC], tl.float32)
-    for start in range(0, J, BK):
-        j = start + tl.arange(0, BK)
-        in_j = j < J
+        # Asked for now, needed when the statistics are there.
         mask = in_r[:, None] & (j < JS)[None, :]
         h = tl.load(hidden + (before + r)[:, None] * JS + j[None, :], mask, 0.0)
         w = tl.load(weight + c[None, :] * JW + j[:, None], in_c[None, :] & (j < JW)[:, None], 0.0)
-        if not READY:
-            if not LATER:
+        gamma = pointer_of(hidden_gammas, scale, L)
+        beta = pointer_of(hidden_betas, scale, L)
+        of = hidden_parts + first * JS
+        mean, variance = moments_of(of, of + all_tiles * JS, JS, j, j < JS, tiles, BM, rows, PARTS)
+        a, b = affine(j, in_j, gamma, beta, mean, variance, hidden_eps)
+        if (tile == first) & (tl.program_id(1) == 0):
+            tl.store(hidden_moments + scale * JS + j, mean, j < JS)
+            tl.store(hidden_moments + (L + scale) * JS + j, variance, j < JS)
+        h = relu(h.to(tl.float32) * a[None, :] + b[None, :])
+        h = tl.where(in_r[:, None] & in_j[None, :], h, 0.0)
+        acc = product(h, w, acc, PRECISION)
+    else:
+        for start in range(0, J, BK):
+            j = start + tl.arange(0, BK)
+            in_j = j < J
+            mask = in_r[:, None] & (j < JS)[None, :]
+            h = tl.load(hidden + (before + r)[:, None] * JS + j[None, :], mask, 0.0)
+            in_w = in_c[None, :] & (j < JW)[:, None]
+            w = tl.load(weight + c[None, :] * JW + j[:, None], in_w, 0.0)
+            if not READY:
                 a = tl.load(hidden_lines + scale * JS + j, in_j, 0.0)
                 b = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
-            h = relu(h.to(tl.float32) * a[None, :] + b[None, :])
-            h = tl.where(in_r[:, None] & in_j[None, :], h, 0.0)
-        acc = product(h, w, acc, PRECISION)
+                h = relu(h.to(tl.float32) * a[None, :] + b[None, :])
+                h = tl.where(in_r[:, None] & in_j[None, :], h, 0.0)
+            acc = product(h, w, acc, PRECISION)
     mask = in_r[:, None] & in_c[None, :]
     if len(means) > 0:
-        a, b = _given_line(scale, c, in_c, means, variances, gammas, betas, gate_eps)
-        acc = tl.sigmoid(acc * a[None, :] + b[None, :])
+        acc = tl.sigmoid(acc * slope[None, :] + intercept[None, :])
     tl.store(gates + (before + r)[:, None] * C + c[None, :], acc, mask)
     if len(means) == 0:
         held = tl.minimum(BM, rows - (tile - first) * BM).to(tl.float32)
@@ -310,9 +319,19 @@ def evaluate(
         pooled = pools + (N * one_of(POOLS_AT, scale) + r)[:, None] * CX
     j = tl.arange(0, BJ)
     in_j = j < J
+    # What is needed later is asked for now. Programs of the same rows
+    # all work out their hidden layer: it is small.
     slope, intercept = _given_line(
         scale, j, in_j, hidden_means, hidden_variances, hidden_gammas, hidden_betas, hidden_eps
     )
+    to = tl.program_id(1) * BC + tl.arange(0, BC)
+    in_to = to < C
+    if len(gate_means) > 0:
+        a, b = _given_line(
+            scale, to, in_to, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
+        )
+    expanded = pointer_of(expands, scale, L)
+    w_to = tl.load(expanded + to[None, :] * J + j[:, None], in_to[None, :] & in_j[:, None], 0.0)
     acc = tl.zeros([BM, BJ], tl.float32)
     for start in range(0, CX, BK):
         c = start + tl.arange(0, BK)
@@ -324,16 +343,8 @@ def evaluate(
         acc = product(pool, w, acc, PRECISION)
     h = relu(acc * slope[None, :] + intercept[None, :])
     h = tl.where(in_j[None, :], h, 0.0)
-    expanded = pointer_of(expands, scale, L)
-    for start in range(0, C, BC):
-        to = start + tl.arange(0, BC)
-        in_to = to < C
-        w_to = tl.load(expanded + to[None, :] * J + j[:, None], in_to[None, :] & in_j[:, None], 0.0)
-        gate = product(h, w_to, tl.zeros([BM, BC], tl.float32), PRECISION)
-        if len(gate_means) > 0:
-            a, b = _given_line(
-                scale, to, in_to, gate_means, gate_variances, gate_gammas, gate_betas, gate_eps
-            )
-            gate = tl.sigmoid(gate * a[None, :] + b[None, :])
-        mask = in_r[:, None] & in_to[None, :]
-        tl.store(gates + (before + r)[:, None] * C + to[None, :], gate, mask)
+    gate = product(h, w_to, tl.zeros([BM, BC], tl.float32), PRECISION)
+    if len(gate_means) > 0:
+        gate = tl.sigmoid(gate * a[None, :] + b[None, :])
+    mask = in_r[:, None] & in_to[None, :]
+    tl.store(gates + (before + r)[:, None] * C + to[None, :], gate, mask)

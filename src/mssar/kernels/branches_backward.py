@@ -15,6 +15,7 @@ import triton.language as tl
 
 from mssar.kernels.common import (
     area_of,
+    both_sums_of,
     known,
     last_of,
     later_lines,
@@ -29,7 +30,7 @@ from mssar.kernels.common import (
 
 @triton.jit
 def settle(
-    parts,  # 2 × groups × (L + 1) × C, from `gather`
+    parts,  # 2 × (L + 1) × groups × C, from `gather`
     past_sums,  # out: 2 × C, of what comes past the pools
     gate_moments,  # 2 × L × C
     gate_gammas,
@@ -49,9 +50,8 @@ def settle(
     L: tl.constexpr = len(DOWN)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     in_c = c < C
-    of = parts + tl.program_id(1) * C
-    added = sums_of(of, (L + 1) * C, c, in_c, groups, CHUNK)
-    crossed = sums_of(of + groups * (L + 1) * C, (L + 1) * C, c, in_c, groups, CHUNK)
+    of = parts + tl.program_id(1) * groups * C
+    added, crossed = both_sums_of(of, of + groups * (L + 1) * C, C, c, in_c, groups, CHUNK)
     if PAST and tl.program_id(1) == L:
         tl.store(past_sums + c, added, in_c)
         tl.store(past_sums + C + c, crossed, in_c)
@@ -149,6 +149,15 @@ def expand_backward(
     j = tl.program_id(1) * BJ + tl.arange(0, BJ)
     in_j = j < J
     weight = pointer_of(weights, scale, L)
+    # What is needed in the end is asked for now.
+    mask_j = in_r[:, None] & (j < JS)[None, :]
+    at_j = (before + r)[:, None] * JS + j[None, :]
+    value = tl.load(hidden + at_j, mask_j, 0.0)
+    gamma = pointer_of(hidden_gammas, scale, L)
+    mean = tl.load(hidden_moments + scale * JS + j, in_j, 0.0)
+    variance = tl.load(hidden_moments + (L + scale) * JS + j, in_j, 1.0)
+    a = tl.load(gamma + j, in_j, 0.0).to(tl.float32)
+    b = tl.load(pointer_of(hidden_betas, scale, L) + j, in_j, 0.0).to(tl.float32)
     acc = tl.zeros([BM, BJ], tl.float32)
     for start in range(0, C, BK):
         c = start + tl.arange(0, BK)
@@ -165,15 +174,8 @@ def expand_backward(
         mask_w = in_c[:, None] & (j < JW)[None, :]
         w = tl.load(weight + c[:, None] * JW + j[None, :], mask_w, 0.0)
         acc = product(grad, w, acc, PRECISION)
-    mask_j = in_r[:, None] & (j < JS)[None, :]
-    at_j = (before + r)[:, None] * JS + j[None, :]
-    gamma = pointer_of(hidden_gammas, scale, L)
-    mean = tl.load(hidden_moments + scale * JS + j, in_j, 0.0)
-    variance = tl.load(hidden_moments + (L + scale) * JS + j, in_j, 1.0)
-    a = tl.load(gamma + j, in_j, 0.0).to(tl.float32)
-    b = tl.load(pointer_of(hidden_betas, scale, L) + j, in_j, 0.0).to(tl.float32)
     rstd = tl.rsqrt(variance + hidden_eps)
-    normal = (tl.load(hidden + at_j, mask_j, 0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+    normal = (value.to(tl.float32) - mean[None, :]) * rstd[None, :]
     valid = in_r[:, None] & in_j[None, :]
     normal = tl.where(valid, normal, 0.0)
     acc = tl.where(valid & ~(normal * a[None, :] + b[None, :] <= 0), acc, 0.0)
@@ -185,8 +187,7 @@ def expand_backward(
         return
     if last_of(counters + scale * tl.num_programs(1) + tl.program_id(1), tiles):
         ours = hidden_parts + first * JS
-        added = sums_of(ours, JS, j, in_js, tiles, TILES)
-        crossed = sums_of(ours + all_tiles * JS, JS, j, in_js, tiles, TILES)
+        added, crossed = both_sums_of(ours, ours + all_tiles * JS, JS, j, in_js, tiles, TILES)
         s, p, q = lines_of(j, in_j, gamma, mean, variance, hidden_eps, added, crossed, rows)
         tl.store(hidden_lines + scale * JS + j, s, in_j)
         tl.store(hidden_lines + (L + scale) * JS + j, p, in_j)
@@ -253,51 +254,68 @@ def reduce_backward(
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     in_c = c < C
     weight = pointer_of(weights, scale, L)
+    mask_c = in_r[:, None] & in_c[None, :]
+    at_c = (before + r)[:, None] * C + c[None, :]
+    EARLY: tl.constexpr = READY or BC <= 32  # asked for now, needed in the end: takes registers
+    if NORM:
+        near = tl.load(moments + 3 * C + c, in_c, 0.0) - tl.load(moments + c, in_c, 0.0)
+        if EARLY:
+            mean = tl.load(normal + at_c, mask_c, 0.0)
+    if SUMS:
+        row = N * one_of(POOLS_AT, scale) + r
+        if CARRY:
+            others = tl.load(carried + row[:, None] * CS + c[None, :], mask_c, 0.0)
+    acc = tl.zeros([BM, BC], tl.float32)
     if LATER:
         j = tl.arange(0, BK)
-        added, crossed, s, p, q = later_lines(
-            hidden_parts, all_tiles, hidden_moments, hidden_gammas, scale, first, tiles, rows, JS,
-            j, j < J, hidden_eps, L, PARTS,
-        )  # fmt: skip
-        if (tile == first) & (tl.program_id(1) == 0):
-            tl.store(pointer_of(beta_grads, scale, L) + j, added, j < J)
-            tl.store(pointer_of(gamma_grads, scale, L) + j, crossed, j < J)
-    acc = tl.zeros([BM, BC], tl.float32)
-    for start in range(0, J, BK):
-        j = start + tl.arange(0, BK)
         in_j = j < J
         mask = in_r[:, None] & (j < JS)[None, :]
         at = (before + r)[:, None] * JS + j[None, :]
-        if READY:
-            grad = tl.load(hidden_grads + at, mask, 0.0)
-        elif LATER:
-            grad = tl.load(hidden_grads + at, mask, 0.0).to(tl.float32)
-            value = tl.load(hidden + at, mask, 0.0).to(tl.float32)
-            grad = grad * s[None, :] + (value * p[None, :] + q[None, :])
-            grad = tl.where(in_r[:, None] & in_j[None, :], grad, 0.0)
-        else:
-            grad = _in_front(hidden_grads, hidden, at, mask, hidden_lines, scale, JS, L, j, in_j)
-            grad = tl.where(in_r[:, None] & in_j[None, :], grad, 0.0)
+        grad = tl.load(hidden_grads + at, mask, 0.0).to(tl.float32)
+        value = tl.load(hidden + at, mask, 0.0).to(tl.float32)
         w = tl.load(weight + j[:, None] * CW + c[None, :], in_j[:, None] & in_c[None, :], 0.0)
+        added, crossed, s, p, q = later_lines(
+            hidden_parts, all_tiles, hidden_moments, hidden_gammas, scale, first, tiles, rows, JS,
+            j, in_j, hidden_eps, L, PARTS,
+        )  # fmt: skip
+        if (tile == first) & (tl.program_id(1) == 0):
+            tl.store(pointer_of(beta_grads, scale, L) + j, added, in_j)
+            tl.store(pointer_of(gamma_grads, scale, L) + j, crossed, in_j)
+        grad = grad * s[None, :] + (value * p[None, :] + q[None, :])
+        grad = tl.where(in_r[:, None] & in_j[None, :], grad, 0.0)
         acc = product(grad, w, acc, PRECISION)
-    mask_c = in_r[:, None] & in_c[None, :]
+    else:
+        for start in range(0, J, BK):
+            j = start + tl.arange(0, BK)
+            in_j = j < J
+            mask = in_r[:, None] & (j < JS)[None, :]
+            at = (before + r)[:, None] * JS + j[None, :]
+            if READY:
+                grad = tl.load(hidden_grads + at, mask, 0.0)
+            else:
+                grad = _in_front(
+                    hidden_grads, hidden, at, mask, hidden_lines, scale, JS, L, j, in_j
+                )
+                grad = tl.where(in_r[:, None] & in_j[None, :], grad, 0.0)
+            w = tl.load(weight + j[:, None] * CW + c[None, :], in_j[:, None] & in_c[None, :], 0.0)
+            acc = product(grad, w, acc, PRECISION)
     if SUMS:
         down = one_of(DOWN, scale)
         across = one_of(ACROSS, scale)
-        row = N * one_of(POOLS_AT, scale) + r
         acc = acc / area_of(r % (down * across), down, across, H, W)[:, None]
         if CARRY:
-            acc += tl.load(carried + row[:, None] * CS + c[None, :], mask_c, 0.0)
+            acc += others
         tl.store(pool_grads + row[:, None] * C + c[None, :], acc, mask_c)
     else:
-        tl.store(pool_grads + (before + r)[:, None] * C + c[None, :], acc, mask_c)
+        tl.store(pool_grads + at_c, acc, mask_c)
     if NORM:
-        at_c = (before + r)[:, None] * C + c[None, :]
-        near = tl.load(moments + 3 * C + c, in_c, 0.0) - tl.load(moments + c, in_c, 0.0)
-        away = tl.load(normal + at_c, mask_c, 0.0).to(tl.float32) + near[None, :]
+        if not EARLY:
+            mean = tl.load(normal + at_c, mask_c, 0.0)
+        away = mean.to(tl.float32) + near[None, :]
         # Their plain sums are zero: behind a BN in training, gradients have no mean.
         tl.store(pool_parts + tile * C + c, tl.sum(tl.where(mask_c, acc * away, 0.0), 0), in_c)
         if last_of(counters + tl.program_id(1), all_tiles):
-            pooled = sums_of(pool_parts, C, c, in_c, all_tiles, TILES)
             tl.store(sums + c, tl.load(past_sums + c, in_c, 0.0), in_c)
-            tl.store(sums + C + c, pooled + tl.load(past_sums + C + c, in_c, 0.0), in_c)
+            past = tl.load(past_sums + C + c, in_c, 0.0)
+            pooled = sums_of(pool_parts, C, c, in_c, all_tiles, TILES)
+            tl.store(sums + C + c, pooled + past, in_c)

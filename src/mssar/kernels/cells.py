@@ -35,9 +35,15 @@ def place_of(n, top, left, c, XN, XC, XH, XW, BW: tl.constexpr, BIG: tl.constexp
 
 
 @triton.jit
-def inside(tall, wide, down, across, in_c, BW: tl.constexpr, EVEN: tl.constexpr):
-    """Which entries of a row of tiles are positions of their cells."""
-    held = (down < tall)[:, None] & (across + tl.arange(0, BW)[None, :] < wide[:, None])
+def inside(
+    tall, wide, down, across, in_c, BW: tl.constexpr, EVEN: tl.constexpr, RAGGED: tl.constexpr
+):
+    """Which entries of a row of tiles are positions of their cells.
+
+    Unless they are RAGGED, all cells have as many rows: the answer is the same for each of these.
+    """
+    held = ((down < tall) if RAGGED else (tall > 0))[:, None]
+    held = held & (across + tl.arange(0, BW)[None, :] < wide[:, None])
     mask = held[:, :, None]
     if not EVEN:
         mask = mask & in_c[None, None, :]

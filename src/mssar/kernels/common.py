@@ -85,6 +85,22 @@ def sums_of(parts_of, stride, c, in_c, parts, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def both_sums_of(some, others, stride, c, in_c, parts, CHUNK: tl.constexpr):
+    """The sums of two kinds of parts, which are waited for together."""
+    added = tl.zeros([c.shape[0]], tl.float32)
+    others_added = tl.zeros([c.shape[0]], tl.float32)
+    for start in range(0, parts, CHUNK):
+        i = start + tl.arange(0, CHUNK)
+        held = (i < parts)[:, None] & in_c[None, :]
+        here = i[:, None] * stride + c[None, :]
+        part = tl.load(some + here, held, 0.0, cache_modifier=".cg")
+        other = tl.load(others + here, held, 0.0, cache_modifier=".cg")
+        added += tl.sum(part, 0)
+        others_added += tl.sum(other, 0)
+    return added, others_added
+
+
+@triton.jit
 def last_of(counter, count):
     """Whether this program is the last of so many; it sees then what the others have stored.
 
@@ -120,10 +136,9 @@ def later_lines(
 ):  # fmt: skip
     """The sums that parts are of, for a hidden layer's BN, and its gradient's lines."""
     of = parts + first * JS
-    added = sums_of(of, JS, j, j < JS, tiles, PARTS)
-    crossed = sums_of(of + all_tiles * JS, JS, j, j < JS, tiles, PARTS)
     mean = tl.load(moments + scale * JS + j, in_j, 0.0)
     variance = tl.load(moments + (L + scale) * JS + j, in_j, 1.0)
+    added, crossed = both_sums_of(of, of + all_tiles * JS, JS, j, j < JS, tiles, PARTS)
     gamma = pointer_of(gammas, scale, L)
     s, p, q = lines_of(j, in_j, gamma, mean, variance, eps, added, crossed, rows)
     return added, crossed, s, p, q

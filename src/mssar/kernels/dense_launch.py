@@ -28,9 +28,9 @@ def sums(x: Tensor, scales: Sequence[int]) -> Tensor:
     maps.sums[(cut.groups, cut.blocks)](
         task.x, rows, None, nothing, nothing, None, None, None, None, None,
         n, c, *task.x.stride(), cut.group, 0, 0.0,
-        **task.map(), FINE_AT=(), **_levels(geo, cut.group), CELLS=cut.grouped_cells,
-        STAGES=cut.grouped_stages, READY=False, GIVEN=False, MOMENTS=False,
-        NESTED=cut.nested, num_warps=cut.grouped_warps,
+        **task.map(), FINE_AT=(), **_levels(geo, cut.group), **cut.summed.how(),
+        READY=False, GIVEN=False, MOMENTS=False,
+        NESTED=cut.nested, WHOLE=False, num_warps=cut.grouped_warps,
     )  # fmt: skip
     return rows
 
@@ -39,10 +39,10 @@ def sums_backward(grad: Tensor, like: Tensor, scales: Sequence[int]) -> Tensor:
     made = torch.empty_like(like)
     task = _task(made, [], scales, Epsilons(), "fp32")
     (n, c), cut = task.shape, task.cut
-    tiles = -(-n * task.geo.cells // cut.cells)
+    tiles = -(-n * task.geo.cells // cut.scattered.cells)
     dense.spread[(tiles, cut.blocks)](
         grad.contiguous(), made, n, c, *made.stride(), **task.map(), LEVELS=task.geo.levels,
-        CELLS=cut.cells, num_warps=4,
+        CELLS=cut.scattered.cells, num_warps=4,
     )  # fmt: skip
     return made
 
@@ -75,7 +75,7 @@ def forward(
     made = step_buffers(task.x, rows, params, scales, carry)
     (n, k), c, geo = task.shape, rows.shape[1], task.geo
     j, js = width(params), made.hidden.shape[1]
-    cut = products(n * geo.branch_rows, FEW, j)
+    cut = products(n * geo.branch_rows, FEW, j, small=False)
     count, most = geo.tiles(n, cut.rows), geo.most_tiles(n, cut.rows)
     hidden_parts = rows.new_empty((2, count, js))
     gate_parts = rows.new_empty((2, count, k))
@@ -90,7 +90,7 @@ def forward(
         H=x.shape[2], W=x.shape[3], POOLS_AT=geo.pools_at, BJ=cut.hidden, BK=side(c),
         TILES=chunk(most, cut.hidden), READY=False, LATER=cut.later,
         CLEARED=made.counters.numel(), BY=multiple(c),
-        **common, num_stages=2,
+        **common, num_stages=4,
     )  # fmt: skip
     branches.expand[(count, -(-k // side(k)))](
         made.hidden, lines, hidden_parts, made.hidden_moments, gammas, betas, expands, (), (), (),
@@ -118,8 +118,8 @@ def _carry(
         task.x, made.out, made.gates, tuple(means), tuple(variances), gammas, betas, made.fine,
         rows, made.rows, n, k, c, *task.x.stride(), cut.group, task.eps.gate,
         **task.map(), **task.grid(), **_levels(geo, cut.group),
-        CELLS=cut.grouped_cells, STAGES=cut.grouped_stages, BLOCKS=cut.blocks, WIDTH=WIDTH,
-        CARRY=carry, num_warps=cut.grouped_warps,
+        CELLS=cut.gathered.cells, STAGES=cut.gathered.stages, BLOCKS=cut.blocks, WIDTH=WIDTH,
+        CARRY=carry, WHOLE=task.whole(cut.gathered.cells), num_warps=cut.grouped_warps,
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def evaluate(
     j = width(params)
     reduces, gammas, betas, expands, _, _ = task.split(params)
     tile = 32
-    branches.evaluate[(geo.tiles(n, tile),)](
+    branches.evaluate[(geo.tiles(n, tile), -(-k // side(k)))](
         rows, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]), gammas, betas,
         expands, (), (), (), (), made.gates, n, k, c, j, eps.hidden, eps.gate,
         H=x.shape[2], W=x.shape[3], **task.grid(), POOLS_AT=geo.pools_at, **task.product(),
@@ -171,9 +171,10 @@ def backward(
     reduces, gammas1, betas1, expands, gammas2, betas2 = task.split(params)
     _, d_gammas1, d_betas1, _, _, _ = task.split(grads)
     gate_grads = torch.empty_like(made.gates)
-    parts = x.new_empty((2, cut.groups, task.levels + 1, k), **NUMBER)
+    parts = x.new_empty((2, task.levels + 1, cut.groups, k), **NUMBER)
     rows_grad = None if rows_grad is None else rows_grad.contiguous()
     some = parts if rows_grad is None else rows_grad
+    whole = task.whole(cut.gathered.cells)
     dense.carry_back[(cut.groups, cut.blocks)](
         grad, x, grad_x, some, made.fine, made.gates, made.gate_moments[0].unbind(),
         made.gate_moments[1].unbind(), gammas2,
@@ -181,11 +182,11 @@ def backward(
         n, k, c, *x.stride(), cut.group, eps.gate,
         **task.map(), **task.grid(), LEVELS=geo.levels,
         MEMBERS=members(geo, geo.grids), REGIONS=regions(geo.grids, cut.group),
-        CELLS=cut.grouped_cells, STAGES=cut.grouped_stages, ROWS=rows_grad is not None,
-        NESTED=cut.nested, num_warps=cut.grouped_warps,
+        CELLS=cut.gathered.cells, STAGES=cut.gathered.stages, ROWS=rows_grad is not None,
+        NESTED=cut.nested, WHOLE=whole, num_warps=cut.grouped_warps,
     )  # fmt: skip
     j, js = width(params), made.hidden.shape[1]
-    sizes = products(n * geo.branch_rows, FEW, j)
+    sizes = products(n * geo.branch_rows, FEW, j, small=False)
     count, most = geo.tiles(n, sizes.rows), geo.most_tiles(n, sizes.rows)
     unused = parts  # by a step, which has no BN in front
     lines = settle(task, parts, unused, made.gate_moments, grads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from mssar.kernels.shapes import (
     padded,
     width,
 )
-from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
+from mssar.kernels.task import NUMBER, Task, beside, dense_map, laid_out
 
 AT_ONCE = 128, 64  # channels and hidden channels up to which one program evaluates a branch
 FOLDED = 16  # channels of a program that adds up parts
@@ -67,15 +68,17 @@ def _sums(
     """The scales' means; with statistics given behind BN, else if BN is there those of x too."""
     (n, c), cut, geo = task.shape, task.cut, task.geo
     scales = list(zip(geo.grids, geo.rows_at, strict=True)) if task.levels else []
-    levels = tuple((*grid, at) for grid, at in scales if grid != geo.fine)
-    pools = parts.new_empty((n * geo.cells if levels else 0, c))
+    levels = tuple((*grid, at) for grid, at in scales if grid != geo.fine or cut.nested)
+    fine_at = tuple(at for grid, at in scales if grid == geo.fine and not cut.nested)
+    whole = task.whole(cut.summed.cells)
+    pools = parts.new_empty((n * geo.cells if levels and not whole else 0, c))
     maps.sums[(cut.groups, cut.blocks)](
         task.x, pools, rows, parts, counters, near, *given, task.gamma, task.beta,
         n, c, *task.x.stride(), cut.group, counters.numel(), task.eps.norm,
-        **task.map(), FINE_AT=tuple(at for grid, at in scales if grid == geo.fine), LEVELS=levels,
-        MEMBERS=members(geo, levels), REGIONS=regions(levels, cut.group), CELLS=cut.grouped_cells,
-        STAGES=cut.grouped_stages, READY=True, GIVEN=given[1] is not None,
-        MOMENTS=near is not None, NESTED=cut.nested, num_warps=cut.grouped_warps,
+        **task.map(), FINE_AT=fine_at, LEVELS=levels,
+        MEMBERS=members(geo, levels), REGIONS=regions(levels, cut.group), **cut.summed.how(),
+        READY=True, GIVEN=given[1] is not None,
+        MOMENTS=near is not None, NESTED=cut.nested, WHOLE=whole, num_warps=cut.grouped_warps,
     )  # fmt: skip
 
 
@@ -113,18 +116,20 @@ def _branches(
     j, js = width(task.params), made.hidden.shape[1]
     count, most = geo.tiles(n, sizes.rows), geo.most_tiles(n, sizes.rows)
     hidden_parts = made.moments.new_empty((2, count, js))
-    gate_parts = made.moments.new_empty((2, count, c))
+    gate_rows, wide = sizes.evaluated if gate_running else sizes.expanded
+    gate_tiles = geo.tiles(n, gate_rows)
+    gate_parts = made.moments.new_empty((2, gate_tiles, c))
     lines = torch.empty_like(made.hidden_moments)
     _, gammas, betas, _, gate_gammas, gate_betas = task.split(task.params)
     expands, reduces, _ = packed_weights(task, made.packed)
-    common = dict(task.grid(), **task.product(), BM=sizes.rows, num_warps=WARPS)
+    common = dict(task.grid(), **task.product(), num_warps=WARPS)
     ready, later = len(hidden_running) > 0, sizes.later and not hidden_running
     branches.reduce[(count, -(-j // sizes.hidden))](
         made.normal, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]), gammas,
         betas, None, made.hidden, hidden_parts, made.hidden_moments, lines, made.counters,
         n, c, padded(c), j, js, task.eps.hidden,
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BJ=sizes.hidden,
-        BK=sizes.deep, TILES=chunk(most, sizes.hidden), READY=True, LATER=later,
+        BM=sizes.rows, BK=sizes.deep, TILES=chunk(most, sizes.hidden), READY=True, LATER=later,
         CLEARED=0, BY=multiple(c), **common, num_stages=sizes.stages,
     )  # fmt: skip
     hidden = made.hidden
@@ -134,13 +139,14 @@ def _branches(
             made.hidden, lines, hidden, n, js, **task.grid(), BM=16, BJ=min(256, power(js)),
             num_warps=WARPS,
         )  # fmt: skip
-    branches.expand[(count, -(-c // sizes.channels))](
+    branches.expand[(gate_tiles, -(-c // wide))](
         hidden, lines, hidden_parts, made.hidden_moments, gammas, betas, expands,
         tuple(gate_running[::2]), tuple(gate_running[1::2]),
         gate_gammas, gate_betas, made.gates, gate_parts, made.gate_moments, made.counters,
-        n, c, j, js, padded(j), task.eps.hidden, task.eps.gate, BC=sizes.channels, BK=sizes.hidden,
-        TILES=chunk(most, sizes.channels), PARTS=chunk(most, sizes.hidden), READY=ready,
-        LATER=later, **common, num_stages=1,
+        n, c, j, js, padded(j), task.eps.hidden, task.eps.gate, BM=gate_rows, BC=wide,
+        BK=sizes.hidden, TILES=chunk(geo.most_tiles(n, gate_rows), wide),
+        PARTS=chunk(most, sizes.hidden), READY=ready, LATER=later, **common,
+        num_stages=sizes.through,
     )  # fmt: skip
 
 
@@ -154,7 +160,7 @@ def _apply(
         x, x if shortcut is None else laid_out(shortcut, x), made.out, mean, variance,
         task.gamma, task.beta, made.gates, tuple(gate_means), tuple(gate_variances), gammas, betas,
         n, c, *x.stride(), task.eps.norm, task.eps.gate,
-        **task.map(), **task.grid(), CELLS=cut.cells, STAGES=cut.stages,
+        **task.map(), **task.grid(), **cut.applied.how(),
         NORM=task.norm, SHORTCUT=shortcut is not None, RELU=relu, num_warps=WARPS_OF_MAPS,
     )  # fmt: skip
 
@@ -186,14 +192,18 @@ def evaluate(
             packed = x.new_empty(packed_size(params), dtype=kept(x))
             hidden = x.new_empty((rows, padded(j)), dtype=kept(x))
             made = made._replace(hidden=hidden, packed=packed)
-            _prepare(task, nothing, made, norm=False)
+            stream = beside(x.device)  # these do not wait for each other
+            with torch.cuda.stream(stream) if stream is not None else nullcontext():
+                _prepare(task, nothing, made, norm=False)
             _sums(task, normal, nothing, nothing, given=norm[2:] or (None, None))
+            if stream is not None:
+                torch.cuda.current_stream(x.device).wait_stream(stream)
             _branches(task, made, hidden_running, gate_running)
         else:
             _sums(task, normal, nothing, nothing, given=norm[2:] or (None, None))
             reduces, gammas, betas, expands, gate_gammas, gate_betas = task.split(params)
             tile = 32
-            branches.evaluate[(geo.tiles(n, tile),)](
+            branches.evaluate[(geo.tiles(n, tile), -(-c // side(c)))](
                 normal, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]),
                 gammas, betas, expands, tuple(gate_running[::2]), tuple(gate_running[1::2]),
                 gate_gammas, gate_betas, gates, n, c, c, j, eps.hidden, eps.gate,

@@ -51,7 +51,7 @@ def backward(
     rows = (n * task.geo.cells if task.levels else 0, c)
     z = x.new_empty(rows, dtype=kept(x))
     gate_grads = torch.empty_like(made.gates)
-    parts = x.new_empty((2, task.cut.groups, task.levels + 1, c), **NUMBER)
+    parts = x.new_empty((2, task.levels + 1, task.cut.groups, c), **NUMBER)
     _gather(task, grad, out, grads.shortcut, z, made, gate_grads, parts, relu, write)
     past = x.new_empty((2, c), **NUMBER)
     lines = settle(task, parts, past, made.gate_moments, grads.params)
@@ -65,7 +65,7 @@ def backward(
     maps_backward.scatter[(cut.programs, cut.blocks)](
         behind, out, x, grads.x, z, pool_grads, made.moments, sums, grads.gamma, grads.beta,
         n, c, *x.stride(), eps.norm,
-        **task.map(), **task.grid(), CELLS=cut.cells, STAGES=cut.stages,
+        **task.map(), **task.grid(), **cut.scattered.how(),
         NORM=task.norm, RELU=relu and not write, num_warps=WARPS_OF_MAPS,
     )  # fmt: skip
     if stream is not None:
@@ -79,12 +79,13 @@ def _gather(
     gate_grads: Tensor, parts: Tensor, relu: bool, write: bool,
 ) -> None:  # fmt: skip
     (n, c), cut, geo, x = task.shape, task.cut, task.geo, task.x
-    sums = z.new_empty((2, *z.shape), **NUMBER)
     _, _, _, _, gammas, betas = task.split(task.params)
     means, variances = (some.unbind() for some in made.gate_moments)
     together = power(cut.group * geo.cells)
     size = together * cut.channels
     apart = task.levels > 0 and size > SCATTERED
+    whole = task.whole(cut.gathered.cells) and not apart
+    sums = z.new_empty((2, *(z.shape if not whole else (0, 0))), **NUMBER)
     gates = made.gates, means, variances, gammas, betas, gate_grads, parts
     how = dict(
         task.grid(), FH=geo.fine[0], FW=geo.fine[1], MEMBERS=members(geo, geo.grids),
@@ -94,8 +95,8 @@ def _gather(
     maps_backward.gather[(cut.groups, cut.blocks)](
         grad, out, x, behind, sums, z, made.moments, task.beta, *gates,
         n, c, *x.stride(), cut.group, task.eps.gate,
-        **{**task.map(), **how}, CELLS=cut.grouped_cells, STAGES=cut.grouped_stages,
-        RELU=relu, WRITE=write, APART=apart, num_warps=cut.grouped_warps,
+        **{**task.map(), **how}, CELLS=cut.gathered.cells, STAGES=cut.gathered.stages,
+        RELU=relu, WRITE=write, WHOLE=whole, APART=apart, num_warps=cut.grouped_warps,
     )  # fmt: skip
     if apart:
         maps_backward.open_gates[(cut.groups, cut.blocks)](
@@ -112,7 +113,7 @@ def settle(
     lines = parts.new_empty((3, task.levels, c))
     _, _, _, _, gammas, _ = task.split(task.params)
     _, _, _, _, d_gammas, d_betas = task.split(grads)
-    groups, grid = parts.shape[1], task.grid()
+    groups, grid = parts.shape[2], task.grid()
     programs = task.levels + task.norm
     if programs:
         branches_backward.settle[(-(-c // FOLDED), programs)](
@@ -167,7 +168,7 @@ def _branches(
         H=task.x.shape[2], W=task.x.shape[3], POOLS_AT=geo.pools_at, BC=sizes.channels,
         BK=sizes.hidden, TILES=chunk(count, sizes.channels), NORM=task.norm, SUMS=False,
         CARRY=False, PARTS=chunk(most, sizes.hidden), READY=sizes.shared, LATER=sizes.later,
-        BY=multiple(c), **cut, num_stages=1,
+        BY=multiple(c), **cut, num_stages=sizes.through,
     )  # fmt: skip
     return sums, pool_grads, stream, held
 

@@ -20,17 +20,79 @@ from mssar.kernels.common import affine, area_of, relu
 
 
 @triton.jit
-def _near_mean(x, N, c, in_c, XN, XC, XH, XW, H: tl.constexpr, W: tl.constexpr):
-    """The mean of thirty of a channel's values, from all over the batch and the map.
-
-    There are two more; the largest and the least are left out, since one of them may be far off.
-    """
+def _some_values(x, N, c, in_c, XN, XC, XH, XW, H: tl.constexpr, W: tl.constexpr):
+    """32 of a channel's values, from all over the batch and the map."""
     i = tl.arange(0, 32)
     n = (N * i // 32).to(tl.int64)
     at = n * XN + (H * (2 * i + 1) // 64) * XH + (W * (2 * (11 * i % 32) + 1) // 64) * XW
-    here = at[:, None] + (c.to(tl.int64) * XC)[None, :]
-    value = tl.load(x + here, in_c[None, :], 0.0).to(tl.float32)
-    return (tl.sum(value, 0) - tl.max(value, 0) - tl.min(value, 0)) / 30
+    return tl.load(x + at[:, None] + (c.to(tl.int64) * XC)[None, :], in_c[None, :], 0.0)
+
+
+@triton.jit
+def _middle(values):
+    """Their mean, but for the largest and the least: one of them may be far off."""
+    values = values.to(tl.float32)
+    return (tl.sum(values, 0) - tl.max(values, 0) - tl.min(values, 0)) / (values.shape[0] - 2)
+
+
+@triton.jit
+def _add_row(
+    x, at, down, tall, wide, in_c, shift, added, squares, XH, XW, WIDE: tl.constexpr,
+    BW: tl.constexpr, EVEN: tl.constexpr, RAGGED: tl.constexpr, MOMENTS: tl.constexpr,
+):  # fmt: skip
+    for across in tl.static_range(0, WIDE, BW):
+        mask = inside(tall, wide, down, across, in_c, BW, EVEN, RAGGED)
+        value = tl.load(x + at + (down * XH + across * XW), mask, 0.0).to(tl.float32)
+        added += value
+        if MOMENTS:
+            away = tl.where(mask, value - shift, 0.0)
+            squares += away * away
+    return added, squares
+
+
+@triton.jit
+def _sum_cells(
+    x, cell, end, c, in_c, shift, squares, XN, XC, XH, XW, H: tl.constexpr, W: tl.constexpr,
+    FH: tl.constexpr, FW: tl.constexpr, BW: tl.constexpr, STAGES: tl.constexpr,
+    UNROLL: tl.constexpr, EVEN: tl.constexpr, RAGGED: tl.constexpr, BIG: tl.constexpr,
+    MOMENTS: tl.constexpr,
+):  # fmt: skip
+    """Sums over cells; squares about ``shift`` are added to those of other cells."""
+    TALL: tl.constexpr = (H + FH - 1) // FH
+    WIDE: tl.constexpr = (W + FW - 1) // FW
+    n, top, left, tall, wide = bounds_of(cell, end, H, W, FH, FW)
+    at = place_of(n, top, left, c, XN, XC, XH, XW, BW, BIG)
+    added = tl.zeros([cell.shape[0], BW, c.shape[0]], tl.float32)
+    if UNROLL:
+        for down in tl.static_range(TALL):
+            added, squares = _add_row(
+                x, at, down, tall, wide, in_c, shift, added, squares, XH, XW, WIDE, BW, EVEN,
+                RAGGED, MOMENTS,
+            )  # fmt: skip
+    else:
+        for down in tl.range(TALL, num_stages=STAGES):
+            added, squares = _add_row(
+                x, at, down, tall, wide, in_c, shift, added, squares, XH, XW, WIDE, BW, EVEN,
+                RAGGED, MOMENTS,
+            )  # fmt: skip
+    return tl.sum(added, 1), squares
+
+
+@triton.jit
+def _keep_level(
+    value, pools, rows, first, last, N, C, c, in_c, steep, offset, H: tl.constexpr,
+    W: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, AT: tl.constexpr,
+    READY: tl.constexpr,
+):  # fmt: skip
+    """Write sums over samples' regions, or what is made of their means."""
+    region = tl.arange(0, value.shape[0])
+    at = (N * AT + first * (DOWN * ACROSS) + region)[:, None] * C + c[None, :]
+    mask = (region < (last - first) * (DOWN * ACROSS))[:, None] & in_c[None, :]
+    if READY:
+        area = area_of(region % (DOWN * ACROSS), DOWN, ACROSS, H, W)
+        tl.store(rows + at, value / area[:, None] * steep[None, :] + offset[None, :], mask)
+    else:
+        tl.store(pools + at, value, mask)
 
 
 @triton.jit
@@ -60,19 +122,22 @@ def sums(
     FH: tl.constexpr,
     FW: tl.constexpr,
     FINE_AT: tl.constexpr,  # rows of a sample before those of scales whose regions are cells
-    LEVELS: tl.constexpr,  # the others
+    LEVELS: tl.constexpr,  # the others; if READY and NESTED, all
     MEMBERS: tl.constexpr,
     REGIONS: tl.constexpr,
     CELLS: tl.constexpr,
     BW: tl.constexpr,
     CT: tl.constexpr,
     STAGES: tl.constexpr,
+    UNROLL: tl.constexpr,  # STAGES are not rows of a tile but tiles
     EVEN: tl.constexpr,
+    RAGGED: tl.constexpr,
     BIG: tl.constexpr,
     READY: tl.constexpr,
     GIVEN: tl.constexpr,
     MOMENTS: tl.constexpr,
     NESTED: tl.constexpr,  # a program has one sample, and its regions hold equally many cells
+    WHOLE: tl.constexpr,  # and it takes all of them at once
 ):
     groups = tl.num_programs(0)
     g = groups - 1 - tl.program_id(0)  # backwards: what was written last may still be in the cache
@@ -84,8 +149,6 @@ def sums(
             tl.store(counters + i, tl.zeros([128], tl.int32), i < counts)
     first = g * group
     last = tl.minimum(first + group, N)
-    TALL: tl.constexpr = (H + FH - 1) // FH
-    WIDE: tl.constexpr = (W + FW - 1) // FW
     Q: tl.constexpr = FH * FW
     steep = tl.full([CT], 1.0, tl.float32)
     offset = tl.zeros([CT], tl.float32)
@@ -93,71 +156,92 @@ def sums(
         mean = tl.load(mean_at + c, in_c, 0.0).to(tl.float32)
         variance = tl.load(variance_at + c, in_c, 1.0).to(tl.float32)
         steep, offset = affine(c, in_c, gamma, beta, mean, variance, eps)
+    shift = tl.zeros([1, 1, CT], tl.float32)
+    SCALED: tl.constexpr = len(LEVELS) + len(FINE_AT) > 0
     if MOMENTS:
-        # About 0, a mean far from it would drown squares, and differences in small types.
-        near = _near_mean(x, N, c, in_c, XN, XC, XH, XW, H, W)
+        # About 0, a mean far from it would drown squares, and differences in small types. For
+        # squares any value does.
+        if WHOLE or not SCALED:
+            own = first.to(tl.int64) * XN + c.to(tl.int64) * XC
+            near = tl.load(x + own, in_c, 0.0).to(tl.float32)
+        if SCALED:
+            some = _some_values(x, N, c, in_c, XN, XC, XH, XW, H, W)
+            if not WHOLE:  # else there is time to wait for them
+                near = _middle(some)
         shift = near[None, None, :]
         offset = -near
-        if tl.program_id(0) == 0:
-            tl.store(near_at + c, near, in_c)
     squares = tl.zeros([CELLS, BW, CT], tl.float32)
     total = tl.zeros([CT], tl.float32)
-    for start in range(first * Q, last * Q, CELLS):
-        cell = start + tl.arange(0, CELLS)
-        n, top, left, tall, wide = bounds_of(cell, last * Q, H, W, FH, FW)
-        at = place_of(n, top, left, c, XN, XC, XH, XW, BW, BIG)
-        added = tl.zeros([CELLS, BW, CT], tl.float32)
-        for down in tl.range(TALL, num_stages=STAGES):
-            for across in tl.static_range(0, WIDE, BW):
-                mask = inside(tall, wide, down, across, in_c, BW, EVEN)
-                value = tl.load(x + at + (down * XH + across * XW), mask, 0.0).to(tl.float32)
-                added += value
-                if MOMENTS:
-                    away = tl.where(mask, value - shift, 0.0)
-                    squares += away * away
-        fine = tl.sum(added, 1)
-        real = (cell < last * Q)[:, None] & in_c[None, :]
-        if len(LEVELS) > 0 or not READY:
-            tl.store(pools + cell[:, None] * C + c[None, :], fine, real)
-        for level in tl.static_range(len(FINE_AT)):
-            row = N * FINE_AT[level] + cell
-            share = 1.0 / tl.maximum(tall * wide, 1).to(tl.float32)
-            ready = fine * (share[:, None] * steep[None, :]) + offset[None, :]
-            tl.store(rows + row[:, None] * C + c[None, :], ready, real)
-        total += tl.sum(fine, 0)
+    if WHOLE:
+        whole, squares = _sum_cells(
+            x, first * Q + tl.arange(0, Q), last * Q, c, in_c, shift, squares, XN, XC, XH, XW, H,
+            W, FH, FW, BW, STAGES, False, EVEN, RAGGED, BIG, MOMENTS,
+        )  # fmt: skip
+        total = tl.sum(whole, 0)
+        if MOMENTS:
+            near = _middle(some)
+            offset = -near
+    else:
+        for start in tl.range(first * Q, last * Q, CELLS, num_stages=STAGES if UNROLL else 1):
+            cell = start + tl.arange(0, CELLS)
+            fine, squares = _sum_cells(
+                x, cell, last * Q, c, in_c, shift, squares, XN, XC, XH, XW, H, W, FH, FW, BW,
+                STAGES, UNROLL, EVEN, RAGGED, BIG, MOMENTS,
+            )  # fmt: skip
+            real = (cell < last * Q)[:, None] & in_c[None, :]
+            if len(LEVELS) > 0 or not READY:
+                tl.store(pools + cell[:, None] * C + c[None, :], fine, real)
+            for level in tl.static_range(len(FINE_AT)):
+                share = 1.0 / area_of(cell % Q, FH, FW, H, W)
+                ready = fine * (share[:, None] * steep[None, :]) + offset[None, :]
+                row = N * FINE_AT[level] + cell
+                tl.store(rows + row[:, None] * C + c[None, :], ready, real)
+            total += tl.sum(fine, 0)
     if MOMENTS:
         count = ((last - first) * (H * W)).to(tl.float32)
         away_all = total - count * tl.reshape(shift, [CT])
         squared = tl.sum(tl.sum(squares, 1), 0) - away_all * away_all / count
         tl.store(parts + g * C + c, total, in_c)
         tl.store(parts + (groups + g) * C + c, relu(squared), in_c)
+        if tl.program_id(0) == 0:
+            tl.store(near_at + c, -offset, in_c)
     if len(LEVELS) > 0:
-        tl.debug_barrier()  # the rows just written are read back, by other threads
-        if NESTED:
-            cells = first * Q + tl.arange(0, Q)
-            whole = tl.load(pools + cells[:, None] * C + c[None, :], in_c[None, :], 0.0)
-        coarse = ()
+        if not WHOLE:
+            tl.debug_barrier()  # the rows just written are read back, by other threads
+            if NESTED:
+                cells = first * Q + tl.arange(0, Q)
+                whole = tl.load(pools + cells[:, None] * C + c[None, :], in_c[None, :], 0.0)
         for level in tl.static_range(len(LEVELS)):
             if NESTED:
-                coarse = coarse + (coarser(whole, FH, FW, LEVELS[level][0], LEVELS[level][1]),)
+                value = coarser(whole, FH, FW, LEVELS[level][0], LEVELS[level][1])
             else:
                 value = region_sums(
                     pools, tl.arange(0, REGIONS[level]), first, last, C, c, in_c, FH, FW,
                     LEVELS[level][0], LEVELS[level][1], MEMBERS[level],
                 )  # fmt: skip
-                coarse = coarse + (value,)
-        for level in tl.static_range(len(LEVELS)):
-            KK = LEVELS[level][0] * LEVELS[level][1]
-            region = tl.arange(0, REGIONS[level])
-            row = N * LEVELS[level][2] + first * KK + region
-            mask = (region < (last - first) * KK)[:, None] & in_c[None, :]
-            at_row = row[:, None] * C + c[None, :]
-            if READY:
-                area = area_of(region % KK, LEVELS[level][0], LEVELS[level][1], H, W)
-                ready = coarse[level] / area[:, None] * steep[None, :] + offset[None, :]
-                tl.store(rows + at_row, ready, mask)
-            else:
-                tl.store(pools + at_row, coarse[level], mask)
+            _keep_level(
+                value, pools, rows, first, last, N, C, c, in_c, steep, offset, H, W,
+                LEVELS[level][0], LEVELS[level][1], LEVELS[level][2], READY,
+            )  # fmt: skip
+
+
+@triton.jit
+def _apply_row(
+    x, shortcut, out, at, down, tall, wide, in_c, steep, level_at, XH, XW, WIDE: tl.constexpr,
+    BW: tl.constexpr, EVEN: tl.constexpr, RAGGED: tl.constexpr, NORM: tl.constexpr,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    for across in tl.static_range(0, WIDE, BW):
+        mask = inside(tall, wide, down, across, in_c, BW, EVEN, RAGGED)
+        here = at + (down * XH + across * XW)
+        value = tl.load(x + here, mask, 0.0).to(tl.float32) * steep
+        if NORM:
+            value += level_at
+        if SHORTCUT:
+            value += tl.load(shortcut + here, mask, 0.0).to(tl.float32)
+        if RELU:
+            value = relu(value)
+        tl.store(out + here, value, mask)
 
 
 @triton.jit
@@ -193,7 +277,9 @@ def apply(
     BW: tl.constexpr,
     CT: tl.constexpr,
     STAGES: tl.constexpr,
+    UNROLL: tl.constexpr,  # STAGES are not rows of a tile but tiles
     EVEN: tl.constexpr,
+    RAGGED: tl.constexpr,
     BIG: tl.constexpr,
     NORM: tl.constexpr,  # is there a BN before the recalibration
     SHORTCUT: tl.constexpr,
@@ -213,7 +299,9 @@ def apply(
     TALL: tl.constexpr = (H + FH - 1) // FH
     WIDE: tl.constexpr = (W + FW - 1) // FW
     cell_tiles = (N * Q + CELLS - 1) // CELLS
-    for cell_tile in range(tl.program_id(0), cell_tiles, tl.num_programs(0)):
+    step = tl.num_programs(0)
+    AHEAD: tl.constexpr = STAGES if UNROLL else 1
+    for cell_tile in tl.range(tl.program_id(0), cell_tiles, step, num_stages=AHEAD):
         cell = cell_tile * CELLS + tl.arange(0, CELLS)
         n, top, left, tall, wide = bounds_of(cell, N * Q, H, W, FH, FW)
         if L > 0:
@@ -228,16 +316,17 @@ def apply(
             level_at = (z * b[None, :])[:, None, :]
         else:
             steep = z[:, None, :]
+            level_at = steep
         at = place_of(n, top, left, c, XN, XC, XH, XW, BW, BIG)
-        for down in tl.range(TALL, num_stages=STAGES):
-            for across in tl.static_range(0, WIDE, BW):
-                mask = inside(tall, wide, down, across, in_c, BW, EVEN)
-                here = at + (down * XH + across * XW)
-                value = tl.load(x + here, mask, 0.0).to(tl.float32) * steep
-                if NORM:
-                    value += level_at
-                if SHORTCUT:
-                    value += tl.load(shortcut + here, mask, 0.0).to(tl.float32)
-                if RELU:
-                    value = relu(value)
-                tl.store(out + here, value, mask)
+        if UNROLL:
+            for down in tl.static_range(TALL):
+                _apply_row(
+                    x, shortcut, out, at, down, tall, wide, in_c, steep, level_at, XH, XW, WIDE,
+                    BW, EVEN, RAGGED, NORM, SHORTCUT, RELU,
+                )  # fmt: skip
+        else:
+            for down in tl.range(TALL, num_stages=STAGES):
+                _apply_row(
+                    x, shortcut, out, at, down, tall, wide, in_c, steep, level_at, XH, XW, WIDE,
+                    BW, EVEN, RAGGED, NORM, SHORTCUT, RELU,
+                )  # fmt: skip

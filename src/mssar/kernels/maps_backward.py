@@ -48,11 +48,16 @@ def _read_gates(
 
 @triton.jit
 def _through_sigmoids(
-    zs, normals, weights, gate_grads, parts, first, last, g, groups, N, C, c, in_c,
-    DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, REGIONS: tl.constexpr,
+    zs, normals, weights, gate_grads, first, last, N, C, c, in_c, DOWN: tl.constexpr,
+    ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, REGIONS: tl.constexpr,
 ):  # fmt: skip
-    """From the gradients of z, a region, to those in front of each scale's sigmoid."""
+    """From the gradients of z, a region, to those in front of each scale's sigmoid.
+
+    Returns what their BN needs: a scale's sum, and that of their products with its output.
+    """
     L: tl.constexpr = len(DOWN)
+    added = ()
+    crossed = ()
     for level in tl.static_range(L):
         KK = DOWN[level] * ACROSS[level]
         region = tl.arange(0, REGIONS[level])
@@ -61,9 +66,16 @@ def _through_sigmoids(
         slope = tl.where(real, slope, 0.0)
         row = N * ROWS_AT[level] + first * KK + region
         tl.store(gate_grads + row[:, None] * C + c[None, :], slope, real)
-        tl.store(parts + (g * (L + 1) + level) * C + c, tl.sum(slope, 0), in_c)
-        crossed_gates = tl.sum(slope * normals[level], 0)
-        tl.store(parts + ((groups + g) * (L + 1) + level) * C + c, crossed_gates, in_c)
+        added = added + (tl.sum(slope, 0),)
+        crossed = crossed + (tl.sum(slope * normals[level], 0),)
+    return added, crossed
+
+
+@triton.jit
+def _keep_parts(parts, added, crossed, g, groups, C, c, in_c, KINDS: tl.constexpr):
+    for k in tl.static_range(len(added)):
+        tl.store(parts + (k * groups + g) * C + c, added[k], in_c)
+        tl.store(parts + ((KINDS + k) * groups + g) * C + c, crossed[k], in_c)
 
 
 @triton.jit
@@ -73,11 +85,10 @@ def gate_gradients(
     ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, MEMBERS: tl.constexpr, REGIONS: tl.constexpr,
     NESTED: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of z, a cell, to that in front of each scale's sigmoid, for a group."""
-    tl.debug_barrier()  # the rows just written are read back, by other threads
-    if NESTED:
-        rows = first * (FH * FW) + tl.arange(0, FH * FW)
-        fine = tl.load(dz + rows[:, None] * C + c[None, :], in_c[None, :], 0.0)
+    """From the gradient of z, a cell, to that in front of each scale's sigmoid, for a group.
+
+    ``dz`` is that of all cells of a sample if NESTED, else where it lies in memory.
+    """
     normals, weights = _read_gates(
         gates, gate_means, gate_variances, gate_gammas, gate_betas, first, last, N, C, c, in_c,
         gate_eps, DOWN, ACROSS, ROWS_AT, REGIONS,
@@ -85,7 +96,7 @@ def gate_gradients(
     zs = ()
     for level in tl.static_range(len(DOWN)):
         if NESTED:
-            zs = zs + (coarser(fine, FH, FW, DOWN[level], ACROSS[level]),)
+            zs = zs + (coarser(dz, FH, FW, DOWN[level], ACROSS[level]),)
         else:
             region = tl.arange(0, REGIONS[level])
             of = region_sums(
@@ -93,36 +104,33 @@ def gate_gradients(
                 MEMBERS[level],
             )  # fmt: skip
             zs = zs + (of,)
-    _through_sigmoids(
-        zs, normals, weights, gate_grads, parts, first, last, g, groups, N, C, c, in_c, DOWN,
-        ACROSS, ROWS_AT, REGIONS,
+    added, crossed = _through_sigmoids(
+        zs, normals, weights, gate_grads, first, last, N, C, c, in_c, DOWN, ACROSS, ROWS_AT,
+        REGIONS,
     )  # fmt: skip
+    _keep_parts(parts, added, crossed, g, groups, C, c, in_c, len(DOWN) + 1)
 
 
 @triton.jit
 def _open_gates(
-    cell_sums, weights, moments, beta, gates, gate_means, gate_variances, gate_gammas, gate_betas,
-    gate_grads, parts, first, last, g, groups, N, C, c, in_c, gate_eps, FH: tl.constexpr,
-    FW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr,
-    MEMBERS: tl.constexpr, REGIONS: tl.constexpr, ALL: tl.constexpr, NORM: tl.constexpr,
-    NESTED: tl.constexpr,
+    crossed, plain, normals, opened, cell_sums, weights, moments, beta, gates, gate_means,
+    gate_variances, gate_gammas, gate_betas, gate_grads, first, last, N, C, c, in_c, gate_eps,
+    FH: tl.constexpr, FW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr, MEMBERS: tl.constexpr, REGIONS: tl.constexpr, ALL: tl.constexpr,
+    NORM: tl.constexpr, NESTED: tl.constexpr,
 ):  # fmt: skip
-    """From a group's sums a cell to z, to the gates' gradients, and to what BN in front needs."""
+    """From samples' sums a cell to z and to the gates' gradients.
+
+    Returns the sums that the gates' BN needs, and those that the BN in front does.
+    """
     L: tl.constexpr = len(DOWN)
     Q: tl.constexpr = FH * FW
     cell = first * Q + tl.arange(0, ALL)
     real = (cell < last * Q)[:, None] & in_c[None, :]
-    rows = cell[:, None] * C + c[None, :]
-    plains = cell_sums + N * (Q * C)
-    crossed = tl.load(cell_sums + rows, real, 0.0).to(tl.float32)
+    plain_sums = cell_sums + N * (Q * C)
     if NORM:
-        plain = tl.load(plains + rows, real, 0.0).to(tl.float32)
         a = tl.load(moments + 2 * C + c, in_c, 0.0)[None, :]
         b = tl.load(beta + c, in_c, 0.0).to(tl.float32)[None, :]
-    normals, opened = _read_gates(
-        gates, gate_means, gate_variances, gate_gammas, gate_betas, first, last, N, C, c, in_c,
-        gate_eps, DOWN, ACROSS, ROWS_AT, REGIONS,
-    )  # fmt: skip
     if NESTED:
         z = tl.zeros([ALL, c.shape[0]], tl.float32)
         for level in tl.static_range(L):
@@ -136,11 +144,11 @@ def _open_gates(
             gates, slopes, intercepts, cell, cell // Q, N, c, C, real, FH, FW, DOWN, ACROSS,
             ROWS_AT,
         )  # fmt: skip
-    tl.store(weights + rows, z, real)
+    tl.store(weights + cell[:, None] * C + c[None, :], z, real)
     dz = crossed
     if NORM:
-        tl.store(parts + (g * (L + 1) + L) * C + c, tl.sum(plain * z, 0), in_c)
-        tl.store(parts + ((groups + g) * (L + 1) + L) * C + c, tl.sum(crossed * z, 0), in_c)
+        past = tl.sum(plain * z, 0)
+        past_crossed = tl.sum(crossed * z, 0)
         dz = crossed * a + plain * b
     zs = ()
     for level in tl.static_range(L):
@@ -154,14 +162,45 @@ def _open_gates(
             )  # fmt: skip
             if NORM:
                 of_plain = region_sums(
-                    plains, region, first, last, C, c, in_c, FH, FW, DOWN[level], ACROSS[level],
-                    MEMBERS[level],
+                    plain_sums, region, first, last, C, c, in_c, FH, FW, DOWN[level],
+                    ACROSS[level], MEMBERS[level],
                 )  # fmt: skip
                 of = of * a + of_plain * b
             zs = zs + (of,)
-    _through_sigmoids(
-        zs, normals, opened, gate_grads, parts, first, last, g, groups, N, C, c, in_c, DOWN,
-        ACROSS, ROWS_AT, REGIONS,
+    added, products = _through_sigmoids(
+        zs, normals, opened, gate_grads, first, last, N, C, c, in_c, DOWN, ACROSS, ROWS_AT,
+        REGIONS,
+    )  # fmt: skip
+    if NORM:
+        added = added + (past,)
+        products = products + (past_crossed,)
+    return added, products
+
+
+@triton.jit
+def _open_kept_gates(
+    cell_sums, weights, moments, beta, gates, gate_means, gate_variances, gate_gammas, gate_betas,
+    gate_grads, first, last, N, C, c, in_c, gate_eps, FH: tl.constexpr, FW: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, MEMBERS: tl.constexpr,
+    REGIONS: tl.constexpr, ALL: tl.constexpr, NORM: tl.constexpr, NESTED: tl.constexpr,
+):  # fmt: skip
+    """The same, with sums that lie in memory."""
+    Q: tl.constexpr = FH * FW
+    cell = first * Q + tl.arange(0, ALL)
+    real = (cell < last * Q)[:, None] & in_c[None, :]
+    rows = cell[:, None] * C + c[None, :]
+    crossed = tl.load(cell_sums + rows, real, 0.0)
+    plain = crossed
+    if NORM:
+        plain = tl.load(cell_sums + N * (Q * C) + rows, real, 0.0)
+    normals, opened = _read_gates(
+        gates, gate_means, gate_variances, gate_gammas, gate_betas, first, last, N, C, c, in_c,
+        gate_eps, DOWN, ACROSS, ROWS_AT, REGIONS,
+    )  # fmt: skip
+    return _open_gates(
+        crossed, plain, normals, opened, cell_sums, weights, moments, beta, gates, gate_means,
+        gate_variances, gate_gammas, gate_betas, gate_grads, first, last, N, C, c, in_c, gate_eps,
+        FH, FW, DOWN, ACROSS, ROWS_AT, MEMBERS, REGIONS, ALL, NORM, NESTED,
     )  # fmt: skip
 
 
@@ -177,7 +216,7 @@ def open_gates(
     gate_gammas,
     gate_betas,
     gate_grads,  # out: rows × C, gradients in front of each scale's sigmoid
-    parts,  # out: 2 × groups × (L + 1) × C, their sums, and those of their products with BN's
+    parts,  # out: 2 × (L + 1) × groups × C, their sums, and those of their products with BN's
     # output; and of z · grad, with x
     N,
     C,
@@ -193,16 +232,47 @@ def open_gates(
     ALL: tl.constexpr,
     CT: tl.constexpr,
     NORM: tl.constexpr,
-    NESTED: tl.constexpr,
+    NESTED: tl.constexpr,  # a program has one sample, and its regions hold equally many cells
 ):
     g = tl.program_id(0)
     c = tl.program_id(1) * CT + tl.arange(0, CT)
-    _open_gates(
+    added, crossed = _open_kept_gates(
         cell_sums, weights, moments, beta, gates, gate_means, gate_variances, gate_gammas,
-        gate_betas, gate_grads, parts, g * group, tl.minimum(g * group + group, N), g,
-        tl.num_programs(0), N, C, c, c < C, gate_eps, FH, FW, DOWN, ACROSS, ROWS_AT, MEMBERS,
-        REGIONS, ALL, NORM, NESTED,
+        gate_betas, gate_grads, g * group, tl.minimum(g * group + group, N), N, C, c, c < C,
+        gate_eps, FH, FW, DOWN, ACROSS, ROWS_AT, MEMBERS, REGIONS, ALL, NORM, NESTED,
     )  # fmt: skip
+    _keep_parts(parts, added, crossed, g, tl.num_programs(0), C, c, c < C, len(DOWN) + 1)
+
+
+@triton.jit
+def _gather_cells(
+    grad, out, x, behind, cell, end, c, in_c, centre, XN, XC, XH, XW, H: tl.constexpr,
+    W: tl.constexpr, FH: tl.constexpr, FW: tl.constexpr, BW: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, RAGGED: tl.constexpr, BIG: tl.constexpr, NORM: tl.constexpr,
+    RELU: tl.constexpr, WRITE: tl.constexpr,
+):  # fmt: skip
+    """Sums over cells of the gradient behind the relu, which is written, and its products."""
+    TALL: tl.constexpr = (H + FH - 1) // FH
+    WIDE: tl.constexpr = (W + FW - 1) // FW
+    n, top, left, tall, wide = bounds_of(cell, end, H, W, FH, FW)
+    at = place_of(n, top, left, c, XN, XC, XH, XW, BW, BIG)
+    added = tl.zeros([cell.shape[0], BW, c.shape[0]], tl.float32)
+    products = tl.zeros([cell.shape[0], BW, c.shape[0]], tl.float32)
+    for down in tl.range(TALL, num_stages=STAGES):
+        for across in tl.static_range(0, WIDE, BW):
+            mask = inside(tall, wide, down, across, in_c, BW, EVEN, RAGGED)
+            here = at + (down * XH + across * XW)
+            slope = tl.load(grad + here, mask, 0.0)
+            value = tl.load(x + here, mask, 0.0).to(tl.float32)
+            if RELU:
+                slope = tl.where(tl.load(out + here, mask, 0.0) <= 0, 0.0, slope)
+            if WRITE:
+                tl.store(behind + here, slope, mask)
+            if NORM:
+                value -= centre
+                added += slope.to(tl.float32)
+            products += slope.to(tl.float32) * value
+    return tl.sum(added, 1), tl.sum(products, 1)
 
 
 @triton.jit
@@ -245,11 +315,13 @@ def gather(
     CT: tl.constexpr,
     STAGES: tl.constexpr,
     EVEN: tl.constexpr,
+    RAGGED: tl.constexpr,
     BIG: tl.constexpr,
     NORM: tl.constexpr,
     RELU: tl.constexpr,
     WRITE: tl.constexpr,
-    NESTED: tl.constexpr,  # a program has one sample, and its regions hold equally many cells
+    NESTED: tl.constexpr,
+    WHOLE: tl.constexpr,  # a program has one sample, and takes all its cells at once
     APART: tl.constexpr,  # `open_gates` has a launch of its own
 ):
     L: tl.constexpr = len(DOWN)
@@ -259,55 +331,72 @@ def gather(
     in_c = c < C
     first = g * group
     last = tl.minimum(first + group, N)
-    TALL: tl.constexpr = (H + FH - 1) // FH
-    WIDE: tl.constexpr = (W + FW - 1) // FW
     Q: tl.constexpr = FH * FW
+    centre = tl.zeros([1, 1, CT], tl.float32)
     if NORM:
-        mean = tl.load(moments + c, in_c, 0.0)
-    all_plain = tl.zeros([CT], tl.float32)
-    all_crossed = tl.zeros([CT], tl.float32)
-    for start in range(first * Q, last * Q, CELLS):
-        cell = start + tl.arange(0, CELLS)
-        n, top, left, tall, wide = bounds_of(cell, last * Q, H, W, FH, FW)
-        at = place_of(n, top, left, c, XN, XC, XH, XW, BW, BIG)
-        added = tl.zeros([CELLS, BW, CT], tl.float32)
-        products = tl.zeros([CELLS, BW, CT], tl.float32)
-        for down in tl.range(TALL, num_stages=STAGES):
-            for across in tl.static_range(0, WIDE, BW):
-                mask = inside(tall, wide, down, across, in_c, BW, EVEN)
-                here = at + (down * XH + across * XW)
-                slope = tl.load(grad + here, mask, 0.0)
-                value = tl.load(x + here, mask, 0.0).to(tl.float32)
-                if RELU:
-                    slope = tl.where(tl.load(out + here, mask, 0.0) <= 0, 0.0, slope)
-                if WRITE:
-                    tl.store(behind + here, slope, mask)
-                if NORM:
-                    value -= mean[None, None, :]
-                    added += slope.to(tl.float32)
-                products += slope.to(tl.float32) * value
-        plain = tl.sum(added, 1)
-        crossed = tl.sum(products, 1)
-        if L > 0:
-            real = (cell < last * Q)[:, None] & in_c[None, :]
-            rows = cell[:, None] * C + c[None, :]
-            tl.store(cell_sums + rows, crossed, real)
-            if NORM:
-                tl.store(cell_sums + N * (Q * C) + rows, plain, real)
-        else:
-            all_plain += tl.sum(plain, 0)
-            all_crossed += tl.sum(crossed, 0)
-    if L == 0:
-        if NORM:
-            tl.store(parts + g * C + c, all_plain, in_c)
-            tl.store(parts + (groups + g) * C + c, all_crossed, in_c)
-    elif not APART:
-        tl.debug_barrier()  # the rows just written are read back, by other threads
-        _open_gates(
-            cell_sums, weights, moments, beta, gates, gate_means, gate_variances, gate_gammas,
-            gate_betas, gate_grads, parts, first, last, g, groups, N, C, c, in_c, gate_eps, FH, FW,
-            DOWN, ACROSS, ROWS_AT, MEMBERS, REGIONS, ALL, NORM, NESTED,
+        centre = tl.load(moments + c, in_c, 0.0)[None, None, :]
+    if WHOLE:
+        normals, opened = _read_gates(
+            gates, gate_means, gate_variances, gate_gammas, gate_betas, first, last, N, C, c, in_c,
+            gate_eps, DOWN, ACROSS, ROWS_AT, REGIONS,
         )  # fmt: skip
+        plain, crossed = _gather_cells(
+            grad, out, x, behind, first * Q + tl.arange(0, Q), last * Q, c, in_c, centre, XN, XC,
+            XH, XW, H, W, FH, FW, BW, STAGES, EVEN, RAGGED, BIG, NORM, RELU, WRITE,
+        )  # fmt: skip
+        added, products = _open_gates(
+            crossed, plain, normals, opened, cell_sums, weights, moments, beta, gates, gate_means,
+            gate_variances, gate_gammas, gate_betas, gate_grads, first, last, N, C, c, in_c,
+            gate_eps, FH, FW, DOWN, ACROSS, ROWS_AT, MEMBERS, REGIONS, ALL, NORM, NESTED,
+        )  # fmt: skip
+        _keep_parts(parts, added, products, g, groups, C, c, in_c, L + 1)
+    else:
+        all_plain = tl.zeros([CT], tl.float32)
+        all_crossed = tl.zeros([CT], tl.float32)
+        for start in range(first * Q, last * Q, CELLS):
+            cell = start + tl.arange(0, CELLS)
+            plain, crossed = _gather_cells(
+                grad, out, x, behind, cell, last * Q, c, in_c, centre, XN, XC, XH, XW, H, W, FH,
+                FW, BW, STAGES, EVEN, RAGGED, BIG, NORM, RELU, WRITE,
+            )  # fmt: skip
+            if L > 0:
+                real = (cell < last * Q)[:, None] & in_c[None, :]
+                rows = cell[:, None] * C + c[None, :]
+                tl.store(cell_sums + rows, crossed, real)
+                if NORM:
+                    tl.store(cell_sums + N * (Q * C) + rows, plain, real)
+            else:
+                all_plain += tl.sum(plain, 0)
+                all_crossed += tl.sum(crossed, 0)
+        if L == 0:
+            if NORM:
+                _keep_parts(parts, (all_plain,), (all_crossed,), g, groups, C, c, in_c, 1)
+        elif not APART:
+            tl.debug_barrier()  # the rows just written are read back, by other threads
+            added, products = _open_kept_gates(
+                cell_sums, weights, moments, beta, gates, gate_means, gate_variances, gate_gammas,
+                gate_betas, gate_grads, first, last, N, C, c, in_c, gate_eps, FH, FW, DOWN,
+                ACROSS, ROWS_AT, MEMBERS, REGIONS, ALL, NORM, NESTED,
+            )  # fmt: skip
+            _keep_parts(parts, added, products, g, groups, C, c, in_c, L + 1)
+
+
+@triton.jit
+def _scatter_row(
+    behind, out, x, grad_x, at, down, tall, wide, in_c, slope, level_at, centre, pull, XH, XW,
+    WIDE: tl.constexpr, BW: tl.constexpr, EVEN: tl.constexpr, RAGGED: tl.constexpr,
+    NORM: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    for across in tl.static_range(0, WIDE, BW):
+        mask = inside(tall, wide, down, across, in_c, BW, EVEN, RAGGED)
+        here = at + (down * XH + across * XW)
+        value = tl.load(behind + here, mask, 0.0).to(tl.float32)
+        if RELU:
+            value = tl.where(tl.load(out + here, mask, 0.0) <= 0, 0.0, value)
+        value = value * slope[:, None, :] + level_at[:, None, :]
+        if NORM:
+            value += (tl.load(x + here, mask, 0.0).to(tl.float32) - centre) * pull
+        tl.store(grad_x + here, value, mask)
 
 
 @triton.jit
@@ -340,7 +429,9 @@ def scatter(
     BW: tl.constexpr,
     CT: tl.constexpr,
     STAGES: tl.constexpr,
+    UNROLL: tl.constexpr,  # STAGES are not rows of a tile but tiles
     EVEN: tl.constexpr,
+    RAGGED: tl.constexpr,
     BIG: tl.constexpr,
     NORM: tl.constexpr,
     RELU: tl.constexpr,  # `behind` is still in front of the relu
@@ -349,6 +440,8 @@ def scatter(
     c = tl.program_id(1) * CT + tl.arange(0, CT)
     in_c = c < C
     Q: tl.constexpr = FH * FW
+    centre = tl.zeros([1, 1, CT], tl.float32)
+    pull = centre
     if NORM:
         # du = z·g + e;  dx = a·(du − mean(du) − x̂·mean(du·x̂)), with x̂ = (x − mean)·rstd
         mean = tl.load(moments + c, in_c, 0.0)
@@ -366,7 +459,9 @@ def scatter(
     TALL: tl.constexpr = (H + FH - 1) // FH
     WIDE: tl.constexpr = (W + FW - 1) // FW
     cell_tiles = (N * Q + CELLS - 1) // CELLS
-    for cell_tile in range(tl.program_id(0), cell_tiles, tl.num_programs(0)):
+    step = tl.num_programs(0)
+    AHEAD: tl.constexpr = STAGES if UNROLL else 1
+    for cell_tile in tl.range(tl.program_id(0), cell_tiles, step, num_stages=AHEAD):
         cell = cell_tile * CELLS + tl.arange(0, CELLS)
         n, top, left, tall, wide = bounds_of(cell, N * Q, H, W, FH, FW)
         if L > 0:
@@ -386,14 +481,15 @@ def scatter(
             slope = slope * a[None, :]
             level_at = level_at * a[None, :] - push[None, :]
         at = place_of(n, top, left, c, XN, XC, XH, XW, BW, BIG)
-        for down in tl.range(TALL, num_stages=STAGES):
-            for across in tl.static_range(0, WIDE, BW):
-                mask = inside(tall, wide, down, across, in_c, BW, EVEN)
-                here = at + (down * XH + across * XW)
-                value = tl.load(behind + here, mask, 0.0).to(tl.float32)
-                if RELU:
-                    value = tl.where(tl.load(out + here, mask, 0.0) <= 0, 0.0, value)
-                value = value * slope[:, None, :] + level_at[:, None, :]
-                if NORM:
-                    value += (tl.load(x + here, mask, 0.0).to(tl.float32) - centre) * pull
-                tl.store(grad_x + here, value, mask)
+        if UNROLL:
+            for down in tl.static_range(TALL):
+                _scatter_row(
+                    behind, out, x, grad_x, at, down, tall, wide, in_c, slope, level_at, centre,
+                    pull, XH, XW, WIDE, BW, EVEN, RAGGED, NORM, RELU,
+                )  # fmt: skip
+        else:
+            for down in tl.range(TALL, num_stages=STAGES):
+                _scatter_row(
+                    behind, out, x, grad_x, at, down, tall, wide, in_c, slope, level_at, centre,
+                    pull, XH, XW, WIDE, BW, EVEN, RAGGED, NORM, RELU,
+                )  # fmt: skip

@@ -47,11 +47,20 @@ class Task:
 
     @cached_property
     def cut(self) -> Plan:
-        return plan(self.x, self.geo)
+        return plan(self.x, self.geo, weighed=self.levels > 0)
+
+    def whole(self, cells: int) -> bool:
+        """Whether a program that takes so many cells at once has one sample, and all of it.
+
+        What it keeps of them then fits in registers, in small types.
+        """
+        small = self.x.element_size() == 2
+        return small and self.levels > 0 and self.cut.nested and cells == self.geo.cells
 
     @cached_property
     def sizes(self) -> Products:
-        return products(self.shape[0] * self.geo.branch_rows, self.shape[1], width(self.params))
+        rows, small = self.shape[0] * self.geo.branch_rows, self.precision == "bf16"
+        return products(rows, self.shape[1], width(self.params), small=small)
 
     def split(self, params: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Ω₁ of every scale, γ₁ of every scale, …"""
@@ -74,6 +83,7 @@ class Task:
             "FW": self.geo.fine[1],
             "BW": cut.columns,
             "CT": cut.channels,
+            "RAGGED": self.x.shape[2] % self.geo.fine[0] != 0,
             "EVEN": self.x.shape[1] % cut.channels == 0,
             "BIG": self.x.numel() >= 1 << 31,
         }

@@ -99,7 +99,7 @@ def _reduce_weights(
         p = tl.load(hidden_lines + (L + scale) * JS + j, in_j, 0.0)
         q = tl.load(hidden_lines + (2 * L + scale) * JS + j, in_j, 0.0)
     acc = tl.zeros([WJ, WC], tl.float32)
-    added = tl.zeros([WJ], tl.float32)
+    added = tl.zeros([WR, WJ], tl.float32)
     begin = (tile - first) * SPAN
     for start in range(begin, tl.minimum(begin + SPAN, rows), WR):
         r = start + tl.arange(0, WR)
@@ -114,10 +114,10 @@ def _reduce_weights(
         pool = tl.load(normal + at * C + c[None, :], in_r & in_c[None, :], 0.0)
         acc = product(tl.trans(grad), pool, acc, PRECISION)
         if NORM:
-            added += tl.sum(rounded(grad, PRECISION), 0)
+            added += rounded(grad, PRECISION)
     if NORM:
         near = tl.load(moments + 3 * C + c, in_c, 0.0) - tl.load(moments + c, in_c, 0.0)
-        acc += added[:, None] * near[None, :]
+        acc += tl.sum(added, 0)[:, None] * near[None, :]
         acc = acc * tl.load(moments + 2 * C + c, in_c, 0.0)[None, :]
     at = tile.to(tl.int64) * J * C + j[:, None] * C + c[None, :]
     tl.store(parts + at, acc, in_j[:, None] & in_c[None, :])
