@@ -5,6 +5,7 @@ how far the same modules are from it in the kernels' own type.
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from tails import (
 from torch import nn
 
 from mssar.kernels import plan
+from mssar.kernels.shapes import grids
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products", "rounded_halves")
@@ -101,6 +103,41 @@ def test_slopes_of_zero():
 def test_statistics_of_so_many_rows_that_the_last_program_adds_them_up(case, monkeypatch):
     monkeypatch.setattr(plan, "LATER", 0)
     assert_as_good(Tail(case), case.maps())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(24, (7, 7), batch=20),
+        Case(8, (12, 14), batch=17, shortcut=False),  # more rows a cell
+        Case(70, (3, 3), scales=(1, 2), batch=9),  # regions that are not alike
+    ],
+    ids=str,
+)
+def test_so_many_tiles_that_they_are_read_ahead(case, dtype, monkeypatch):
+    monkeypatch.setattr(plan, "_processors", lambda _: 1)
+    monkeypatch.setattr(plan, "RESIDENT", 1)
+    maps = [x.to(dtype) for x in case.maps()]
+    cut = plan.plan(maps[0], grids(maps[0], case.scales), weighed=True)
+    assert cut.applied.unroll
+    assert cut.summed.unroll == cut.scattered.unroll == (case.size != (12, 14))
+    assert_as_good(Tail(case), maps)
+    unscaled = replace(case, scales=())  # nothing to wait for
+    cut = plan.plan(maps[0], grids(maps[0], [4]), weighed=False)
+    assert not cut.applied.unroll
+    assert_as_good(Tail(unscaled), [x.to(dtype) for x in unscaled.maps()])
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("case", [Case(16, (8, 8), batch=16), Case(5, (7, 9), batch=16)], ids=str)
+def test_samples_that_are_taken_whole(case, dtype):
+    """Their sums stay in registers; those of larger maps and types are written and read back."""
+    maps = [x.to(dtype) for x in case.maps()]
+    cut = plan.plan(maps[0], grids(maps[0], case.scales), weighed=True)
+    assert cut.nested
+    assert cut.summed.cells == cut.gathered.cells == 16
+    assert_as_good(Tail(case), maps)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
