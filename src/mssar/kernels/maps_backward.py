@@ -47,9 +47,21 @@ def _read_gates(
 
 
 @triton.jit
+def _sum_regions(value, DOWN: tl.constexpr, ACROSS: tl.constexpr, NESTED: tl.constexpr):
+    """The sum over regions; of one sample, across and down by themselves.
+
+    What ``coarser`` leaves of a warp's lanes may lie apart, and up to 3.6 Triton adds up the wrong
+    ones then. Along one axis they lie side by side.
+    """
+    if NESTED:
+        value = tl.sum(tl.reshape(value, [DOWN, ACROSS, value.shape[1]]), 1)
+    return tl.sum(value, 0)
+
+
+@triton.jit
 def _through_sigmoids(
     zs, normals, weights, gate_grads, first, last, N, C, c, in_c, DOWN: tl.constexpr,
-    ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, REGIONS: tl.constexpr,
+    ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, REGIONS: tl.constexpr, NESTED: tl.constexpr,
 ):  # fmt: skip
     """From the gradients of z, a region, to those in front of each scale's sigmoid.
 
@@ -66,8 +78,9 @@ def _through_sigmoids(
         slope = tl.where(real, slope, 0.0)
         row = N * ROWS_AT[level] + first * KK + region
         tl.store(gate_grads + row[:, None] * C + c[None, :], slope, real)
-        added = added + (tl.sum(slope, 0),)
-        crossed = crossed + (tl.sum(slope * normals[level], 0),)
+        products = slope * normals[level]
+        added = added + (_sum_regions(slope, DOWN[level], ACROSS[level], NESTED),)
+        crossed = crossed + (_sum_regions(products, DOWN[level], ACROSS[level], NESTED),)
     return added, crossed
 
 
@@ -106,7 +119,7 @@ def gate_gradients(
             zs = zs + (of,)
     added, crossed = _through_sigmoids(
         zs, normals, weights, gate_grads, first, last, N, C, c, in_c, DOWN, ACROSS, ROWS_AT,
-        REGIONS,
+        REGIONS, NESTED,
     )  # fmt: skip
     _keep_parts(parts, added, crossed, g, groups, C, c, in_c, len(DOWN) + 1)
 
@@ -169,7 +182,7 @@ def _open_gates(
             zs = zs + (of,)
     added, products = _through_sigmoids(
         zs, normals, opened, gate_grads, first, last, N, C, c, in_c, DOWN, ACROSS, ROWS_AT,
-        REGIONS,
+        REGIONS, NESTED,
     )  # fmt: skip
     if NORM:
         added = added + (past,)
