@@ -143,13 +143,15 @@ def main() -> None:
     tail(6, 1, (8, 8), (1, 2, 4, 8), torch.bfloat16, "bf16")
     fits_in_registers = True  # those that did not gave wrong numbers on an H200 (LOG.md)
     tail(256, 512, (7, 7), (1, 2, 4), torch.bfloat16, "bf16")
+    tail(256, 512, (4, 4), (1, 2, 4), torch.bfloat16, "bf16")  # a sample is one tile
+    tail(8, 2048, (7, 7), (1, 2), torch.bfloat16, "bf16")  # the largest tiles of products
     tail(64, 65, (15, 15), (3, 5), torch.bfloat16, "bf16")
     for layout in (torch.channels_last, torch.contiguous_format):
         tail(256, 256, (14, 14), (1, 2, 4), torch.float16, "fp16", layout=layout)
+    dense(64, 12, 24, (32, 32), torch.bfloat16, "bf16", carry=True)
     fits_in_registers = False
     tail(4, 600, (7, 7), (1, 2), torch.bfloat16, "bf16")  # too many hidden ones for one program
     tail(8, 12, (3, 2), (), torch.bfloat16, "bf16")
-    dense(64, 12, 24, (32, 32), torch.bfloat16, "bf16", carry=True)
     dense(3, 1, 1, (4, 4), torch.float32, "fp32", carry=False)
     x = torch.empty(2, 5, 7, 9)
     windows._adjoint(windows._means(x, [9, 2]), x, [9, 2])

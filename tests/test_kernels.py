@@ -24,7 +24,8 @@ from tails import (
 from torch import nn
 
 from mssar.kernels import plan
-from mssar.kernels.shapes import grids
+from mssar.kernels.shapes import PER_SCALE, Epsilons, grids
+from mssar.kernels.task import Task
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products", "rounded_halves")
@@ -135,8 +136,10 @@ def test_samples_that_are_taken_whole(case, dtype):
     """Their sums stay in registers; those of larger maps and types are written and read back."""
     maps = [x.to(dtype) for x in case.maps()]
     cut = plan.plan(maps[0], grids(maps[0], case.scales), weighed=True)
-    assert cut.nested
-    assert cut.summed.cells == cut.gathered.cells == 16
+    geo = grids(maps[0], case.scales)
+    task = Task(maps[0], None, None, maps[:1] * 3 * PER_SCALE, geo, Epsilons(), "bf16")
+    assert task.whole(cut.summed.cells)
+    assert task.whole(cut.gathered.cells)
     assert_as_good(Tail(case), maps)
 
 
@@ -236,6 +239,20 @@ def test_a_mean_far_from_zero_does_not_drown_the_variance(case):
     if not case.scales:  # hidden channels near 0 come out on its other side
         assert worst(found, expected, tail.names(inputs))[0] < 3e-4
     assert apart(tail.norm.running_var, inputs[0].double().var((0, 2, 3))) < 1e-3
+
+
+@pytest.mark.parametrize(("mean", "corner"), [(30, 20), (1000, 30), (0, 300)])
+@pytest.mark.parametrize("scales", [(), (1, 2)], ids=str)
+def test_an_odd_corner_does_not_drown_it_either(mean, corner, scales):
+    """Padding makes corners odd: squares about one of them would be far from the mean again."""
+    case = Case(8, (16, 16), batch=8, scales=scales, shortcut=False, relu=False)
+    tail, inputs = Tail(case), case.maps()
+    inputs[0] += mean
+    inputs[0][:, :, 0, 0] += corner
+    tail.norm.momentum = 1.0
+    differentiated(tail.kernels, inputs, tail, torch.randn_like(inputs[0]))
+    expected = inputs[0].double().var((0, 2, 3))
+    assert apart(tail.norm.running_var, expected) < 7e-6
 
 
 @pytest.mark.parametrize(

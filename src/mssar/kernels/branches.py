@@ -319,8 +319,8 @@ def evaluate(
         pooled = pools + (N * one_of(POOLS_AT, scale) + r)[:, None] * CX
     j = tl.arange(0, BJ)
     in_j = j < J
-    # What is needed later is asked for now. Programs of the same rows
-    # all work out their hidden layer: it is small.
+    # What is needed later is asked for now. All programs of the same rows work out their hidden
+    # layer: it is small.
     slope, intercept = _given_line(
         scale, j, in_j, hidden_means, hidden_variances, hidden_gammas, hidden_betas, hidden_eps
     )

@@ -178,7 +178,7 @@ def backward(
     dense.carry_back[(cut.groups, cut.blocks)](
         grad, x, grad_x, some, made.fine, made.gates, made.gate_moments[0].unbind(),
         made.gate_moments[1].unbind(), gammas2,
-        betas2, gate_grads, torch.empty_like(made.fine), parts,
+        betas2, gate_grads, None if whole else torch.empty_like(made.fine), parts,
         n, k, c, *x.stride(), cut.group, eps.gate,
         **task.map(), **task.grid(), LEVELS=geo.levels,
         MEMBERS=members(geo, geo.grids), REGIONS=regions(geo.grids, cut.group),

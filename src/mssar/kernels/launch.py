@@ -23,7 +23,7 @@ from mssar.kernels.shapes import (
 )
 from mssar.kernels.task import NUMBER, Task, beside, dense_map, laid_out
 
-AT_ONCE = 128, 64  # channels and hidden channels up to which one program evaluates a branch
+AT_ONCE = 128, 64  # channels and hidden channels up to which branches are evaluated in one launch
 FOLDED = 16  # channels of a program that adds up parts
 ROWS = 256  # of Ω₁ that such a program copies at a time
 PACKED = 1024  # numbers of a program that copies weights
@@ -124,6 +124,7 @@ def _branches(
     expands, reduces, _ = packed_weights(task, made.packed)
     common = dict(task.grid(), **task.product(), num_warps=WARPS)
     ready, later = len(hidden_running) > 0, sizes.later and not hidden_running
+    assert not later or gate_rows == sizes.rows  # `expand` finds the parts that `reduce` made
     branches.reduce[(count, -(-j // sizes.hidden))](
         made.normal, reduces, tuple(hidden_running[::2]), tuple(hidden_running[1::2]), gammas,
         betas, None, made.hidden, hidden_parts, made.hidden_moments, lines, made.counters,

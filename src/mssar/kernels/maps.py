@@ -20,11 +20,14 @@ from mssar.kernels.common import affine, area_of, relu
 
 
 @triton.jit
-def _some_values(x, N, c, in_c, XN, XC, XH, XW, H: tl.constexpr, W: tl.constexpr):
-    """32 of a channel's values, from all over the batch and the map."""
-    i = tl.arange(0, 32)
-    n = (N * i // 32).to(tl.int64)
-    at = n * XN + (H * (2 * i + 1) // 64) * XH + (W * (2 * (11 * i % 32) + 1) // 64) * XW
+def _some_values(
+    x, N, c, in_c, XN, XC, XH, XW, H: tl.constexpr, W: tl.constexpr, COUNT: tl.constexpr
+):
+    """So many of a channel's values, from all over the batch and the map."""
+    i = tl.arange(0, COUNT)
+    n = (N * i // COUNT).to(tl.int64)
+    j = (COUNT // 3 | 1) * i % COUNT  # every one once
+    at = n * XN + (H * (2 * i + 1) // (2 * COUNT)) * XH + (W * (2 * j + 1) // (2 * COUNT)) * XW
     return tl.load(x + at[:, None] + (c.to(tl.int64) * XC)[None, :], in_c[None, :], 0.0)
 
 
@@ -159,13 +162,12 @@ def sums(
     shift = tl.zeros([1, 1, CT], tl.float32)
     SCALED: tl.constexpr = len(LEVELS) + len(FINE_AT) > 0
     if MOMENTS:
-        # About 0, a mean far from it would drown squares, and differences in small types. For
-        # squares any value does.
+        # About 0, a mean far from it would drown squares, and differences in small types. The
+        # squares do with fewer values.
         if WHOLE or not SCALED:
-            own = first.to(tl.int64) * XN + c.to(tl.int64) * XC
-            near = tl.load(x + own, in_c, 0.0).to(tl.float32)
+            near = _middle(_some_values(x, N, c, in_c, XN, XC, XH, XW, H, W, 8))
         if SCALED:
-            some = _some_values(x, N, c, in_c, XN, XC, XH, XW, H, W)
+            some = _some_values(x, N, c, in_c, XN, XC, XH, XW, H, W, 32)
             if not WHOLE:  # else there is time to wait for them
                 near = _middle(some)
         shift = near[None, None, :]
@@ -175,7 +177,7 @@ def sums(
     if WHOLE:
         whole, squares = _sum_cells(
             x, first * Q + tl.arange(0, Q), last * Q, c, in_c, shift, squares, XN, XC, XH, XW, H,
-            W, FH, FW, BW, STAGES, False, EVEN, RAGGED, BIG, MOMENTS,
+            W, FH, FW, BW, STAGES, UNROLL, EVEN, RAGGED, BIG, MOMENTS,
         )  # fmt: skip
         total = tl.sum(whole, 0)
         if MOMENTS:
@@ -316,7 +318,7 @@ def apply(
             level_at = (z * b[None, :])[:, None, :]
         else:
             steep = z[:, None, :]
-            level_at = steep
+            level_at = steep  # not read
         at = place_of(n, top, left, c, XN, XC, XH, XW, BW, BIG)
         if UNROLL:
             for down in tl.static_range(TALL):

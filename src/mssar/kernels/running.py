@@ -25,9 +25,13 @@ def track(
     for norm in tl.static_range(len(means)):
         if (tl.program_id(0) == norm) & (tl.program_id(1) * BLOCK < widths[norm]):
             held = c < widths[norm]
+            # All at once: what has been asked for is waited for together.
+            new = tl.load(means[norm] + c, held, 0.0)
+            variance = tl.load(variances[norm] + c, held, 0.0)
+            old = tl.load(running_means[norm] + c, held, 0.0).to(tl.float32)
+            old_variance = tl.load(running_variances[norm] + c, held, 0.0).to(tl.float32)
             if tl.program_id(1) == 0:
                 tl.store(counts[norm], tl.load(counts[norm]) + 1)
-            new = tl.load(means[norm] + c, held, 0.0)
             if norm >= FIRST and norm < FIRST + len(reduces):
                 for start in range(0, C, BK):
                     k = start + tl.arange(0, BK)
@@ -35,11 +39,8 @@ def track(
                     w = tl.load(reduces[norm - FIRST] + c[:, None] * C + k[None, :], mask, 0.0)
                     offset = tl.load(offsets + k, k < C, 0.0).to(tl.float32)
                     new += tl.sum(w.to(tl.float32) * offset[None, :], 1)
-            old = tl.load(running_means[norm] + c, held, 0.0).to(tl.float32)
             new = old * (1 - momenta[norm]) + new * momenta[norm]
             tl.store(running_means[norm] + c, new, held)
             unbiased = values[norm] / (values[norm] - 1.0)
-            old = tl.load(running_variances[norm] + c, held, 0.0).to(tl.float32)
-            new = tl.load(variances[norm] + c, held, 0.0) * unbiased
-            new = old * (1 - momenta[norm]) + new * momenta[norm]
+            new = old_variance * (1 - momenta[norm]) + variance * unbiased * momenta[norm]
             tl.store(running_variances[norm] + c, new, held)

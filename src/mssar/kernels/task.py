@@ -52,10 +52,10 @@ class Task:
     def whole(self, cells: int) -> bool:
         """Whether a program that takes so many cells at once has one sample, and all of it.
 
-        What it keeps of them then fits in registers, in small types.
+        What it keeps of them then fits in the registers of two warps, in small types.
         """
-        small = self.x.element_size() == 2
-        return small and self.levels > 0 and self.cut.nested and cells == self.geo.cells
+        fits = self.x.element_size() == 2 and self.cut.grouped_warps > 1
+        return fits and self.levels > 0 and self.cut.nested and cells == self.geo.cells
 
     @cached_property
     def sizes(self) -> Products:
