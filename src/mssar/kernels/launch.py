@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from mssar.kernels.shapes import (
     padded,
     width,
 )
-from mssar.kernels.task import NUMBER, Task, beside, dense_map, laid_out
+from mssar.kernels.task import NUMBER, Task, dense_map, laid_out
 
 AT_ONCE = 128, 64  # channels and hidden channels up to which branches are evaluated in one launch
 FOLDED = 16  # channels of a program that adds up parts
@@ -68,9 +67,11 @@ def _sums(
     """The scales' means; with statistics given behind BN, else if BN is there those of x too."""
     (n, c), cut, geo = task.shape, task.cut, task.geo
     scales = list(zip(geo.grids, geo.rows_at, strict=True)) if task.levels else []
-    levels = tuple((*grid, at) for grid, at in scales if grid != geo.fine or cut.nested)
-    fine_at = tuple(at for grid, at in scales if grid == geo.fine and not cut.nested)
     whole = task.whole(cut.summed.cells)
+    # With statistics given, means of cells are written in passing; else in the end with the others.
+    last = whole or (cut.nested and given[1] is None)
+    levels = tuple((*grid, at) for grid, at in scales if grid != geo.fine or last)
+    fine_at = tuple(at for grid, at in scales if grid == geo.fine and not last)
     pools = parts.new_empty((n * geo.cells if levels and not whole else 0, c))
     maps.sums[(cut.groups, cut.blocks)](
         task.x, pools, rows, parts, counters, near, *given, task.gamma, task.beta,
@@ -161,7 +162,7 @@ def _apply(
         x, x if shortcut is None else laid_out(shortcut, x), made.out, mean, variance,
         task.gamma, task.beta, made.gates, tuple(gate_means), tuple(gate_variances), gammas, betas,
         n, c, *x.stride(), task.eps.norm, task.eps.gate,
-        **task.map(), **task.grid(), **cut.applied.how(),
+        **task.map(), **task.grid(), **(cut.applied if gate_means else cut.scattered).how(),
         NORM=task.norm, SHORTCUT=shortcut is not None, RELU=relu, num_warps=WARPS_OF_MAPS,
     )  # fmt: skip
 
@@ -193,12 +194,8 @@ def evaluate(
             packed = x.new_empty(packed_size(params), dtype=kept(x))
             hidden = x.new_empty((rows, padded(j)), dtype=kept(x))
             made = made._replace(hidden=hidden, packed=packed)
-            stream = beside(x.device)  # these do not wait for each other
-            with torch.cuda.stream(stream) if stream is not None else nullcontext():
-                _prepare(task, nothing, made, norm=False)
+            _prepare(task, nothing, made, norm=False)
             _sums(task, normal, nothing, nothing, given=norm[2:] or (None, None))
-            if stream is not None:
-                torch.cuda.current_stream(x.device).wait_stream(stream)
             _branches(task, made, hidden_running, gate_running)
         else:
             _sums(task, normal, nothing, nothing, given=norm[2:] or (None, None))

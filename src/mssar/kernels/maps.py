@@ -125,7 +125,7 @@ def sums(
     FH: tl.constexpr,
     FW: tl.constexpr,
     FINE_AT: tl.constexpr,  # rows of a sample before those of scales whose regions are cells
-    LEVELS: tl.constexpr,  # the others; if READY and NESTED, all
+    LEVELS: tl.constexpr,  # the others; or all of them
     MEMBERS: tl.constexpr,
     REGIONS: tl.constexpr,
     CELLS: tl.constexpr,

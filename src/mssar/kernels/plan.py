@@ -50,7 +50,7 @@ class Plan:
     columns: int
     blocks: int  # of channels
     programs: int  # of passes whose programs take tile after tile:
-    applied: Pass
+    applied: Pass  # where sigmoids are to be worked out
     scattered: Pass
     group: int  # samples of a program of the others:
     groups: int
