@@ -70,7 +70,7 @@ def frame(binary):
 def sums_over_lanes_apart(code):
     """Reductions along an axis whose share of a warp's lanes does not lie side by side.
 
-    Triton up to 3.6 takes it to do so, and adds up the wrong lanes (LOG.md).
+    Triton 3.6 takes it to do so, and adds up the wrong lanes (LOG.md).
     """
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\.linear<.*)$", code, re.MULTILINE))
     reductions = re.findall(

@@ -50,8 +50,8 @@ def _read_gates(
 def _sum_regions(value, DOWN: tl.constexpr, ACROSS: tl.constexpr, NESTED: tl.constexpr):
     """The sum over regions; of one sample, across and down by themselves.
 
-    What ``coarser`` leaves of a warp's lanes may lie apart, and up to 3.6 Triton adds up the wrong
-    ones then. Along one axis they lie side by side.
+    What ``coarser`` leaves of a warp's lanes may lie apart, and Triton 3.6 adds up the wrong ones
+    then. Along one axis they lie side by side.
     """
     if NESTED:
         value = tl.sum(tl.reshape(value, [DOWN, ACROSS, value.shape[1]]), 1)
