@@ -139,6 +139,7 @@ def main() -> None:
     tail(4, 5, (7, 7), (1, 2, 4), torch.float32, "fp32")  # one hidden channel
     tail(41, 140, (2, 1), (1,), torch.bfloat16, "bf16", norm=False)  # one part of a weight
     tail(256, 64, (56, 56), (1, 2, 4), torch.float16, "fp16")
+    # Their sums over regions once ran over lanes apart.
     tail(256, 48, (4, 4), (1, 2, 4), torch.bfloat16, "bf16", layout=torch.contiguous_format)
     tail(6, 1, (8, 8), (1, 2, 4, 8), torch.bfloat16, "bf16")
     fits_in_registers = True  # those that did not gave wrong numbers on an H200 (LOG.md)

@@ -22,7 +22,7 @@ from mssar.kernels.cells import (
     weights_of,
 )
 from mssar.kernels.common import region_of
-from mssar.kernels.maps_backward import gate_gradients
+from mssar.kernels.gates_backward import gate_gradients
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from mssar.kernels import branches_backward, maps_backward, weights
+from mssar.kernels import branches_backward, gates_backward, maps_backward, weights
 from mssar.kernels.geometry import power
 from mssar.kernels.launch import FOLDED, packed_weights
 from mssar.kernels.plan import (
@@ -99,7 +99,7 @@ def _gather(
         RELU=relu, WRITE=write, WHOLE=whole, APART=apart, num_warps=cut.grouped_warps,
     )  # fmt: skip
     if apart:
-        maps_backward.open_gates[(cut.groups, cut.blocks)](
+        gates_backward.open_gates[(cut.groups, cut.blocks)](
             sums, z, made.moments, task.beta, *gates, n, c, cut.group, task.eps.gate, **how,
             num_warps=max(WARPS_OF_MAPS, min(8, size // 512)),
         )  # fmt: skip
