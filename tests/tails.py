@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mssar import MSSAR
+from mssar.branch import Branch
 from mssar.kernels import fused
-from mssar.layer import Branch
 from mssar.networks import BasicBlock, Bottleneck
 from mssar.networks.densenet import DenseStep
 

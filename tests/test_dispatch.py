@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.testing import assert_close
 
 import mssar
-from mssar.layer import Branch
+from mssar.branch import Branch
 from mssar.networks import BasicBlock, Bottleneck
 from mssar.networks.recalibration import nothing
 from mssar.tail import Nothing, tail

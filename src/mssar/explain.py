@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mssar.coordinates import CoordinateSet, Regional, Size, size_of
+from mssar.coordinates import CoordinateSet, Regional, size_of
 from mssar.layer import MSSAR
+from mssar.partition import Size
 from mssar.scales import Nested, Separate
 
 if TYPE_CHECKING:

@@ -7,14 +7,15 @@ y = x ⊙ Z
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
+from typing import TYPE_CHECKING, ClassVar, Literal, cast, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mssar.coordinates import accumulation, require_count, require_map, size_of
+from mssar.branch import Branch
+from mssar.coordinates import require_count, require_map, size_of
 from mssar.kernels import chosen, fused, require_backend, windows  # noqa: F401  (an op)
+from mssar.partition import accumulation
 from mssar.scales import Pools, Separate, coordinate_sets
 
 if TYPE_CHECKING:
@@ -24,56 +25,6 @@ if TYPE_CHECKING:
 def weights(gates: Sequence[Float[Tensor, "N C _ _"]]) -> list[Float[Tensor, "N C _ _"]]:
     r"""$Z^{(l)} = \sigma(g_l)$ on the regions of each scale, in float32 at least."""
     return [gate.to(accumulation(gate)).sigmoid() for gate in gates]
-
-
-class Branch(nn.Module):
-    """One scale's recalibration function, without its sigmoid: Ω₁, BN, relu, Ω₂, BN."""
-
-    def __init__(
-        self,
-        inputs: int,
-        hidden: int,
-        outputs: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        kind: dict[str, Any] = {"device": device, "dtype": dtype}
-        # No biases: BN follows each product.
-        self.reduce = nn.Conv2d(inputs, hidden, 1, bias=False, **kind)
-        self.norm1 = nn.BatchNorm2d(hidden, **kind)
-        self.expand = nn.Conv2d(hidden, outputs, 1, bias=False, **kind)
-        self.norm2 = nn.BatchNorm2d(outputs, **kind)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for product in (self.reduce, self.expand):
-            nn.init.kaiming_normal_(product.weight, mode="fan_out", nonlinearity="relu")
-        for norm in (self.norm1, self.norm2):
-            norm.reset_parameters()
-
-    @property
-    def normalises_the_batch(self) -> bool:
-        """Whether BN would take statistics of this batch alone; synchronised BN looks further."""
-        norms = (self.norm1, self.norm2)
-        return any(isinstance(norm, nn.BatchNorm2d) and norm.training for norm in norms)
-
-    def forward(self, y: Float[Tensor, "N B h w"]) -> Float[Tensor, "N C h w"]:
-        hidden = self.norm1(_product(self.reduce, y)).relu()
-        gate: Tensor = self.norm2(_product(self.expand, hidden))
-        return gate
-
-
-def _product(weight: nn.Conv2d, y: Float[Tensor, "N B h w"]) -> Float[Tensor, "N C h w"]:
-    """``weight(y)``."""
-    compiling = torch.compiler.is_compiling() and y.device.type == "cpu"
-    if not compiling or not fused.is_product(weight):
-        made: Tensor = weight(y)
-        return made
-    # Compiled, oneDNN would reorder the weights at every call, which takes longer than the product.
-    rows = F.linear(y.permute(0, 2, 3, 1), weight.weight.flatten(1))
-    return rows.permute(0, 3, 1, 2)
 
 
 class MSSAR(nn.Module):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Size, Sliding, size_of
+from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Sliding, size_of
+from mssar.partition import Size
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -1,0 +1,363 @@
+"""How means over runs of positions are taken.  N batch, C channels, H W map, h w cells.
+
+An axis of n positions is cut into K ≤ n runs, position i lying in run ⌊i·K/n⌋; rows and columns so
+cut make cells. A map is averaged over them (``mean``), and values, one a cell, are laid over a map
+(``repeat``, ``combine``). There are several ways, which agree; which one is taken depends on the
+device, the layout in memory and whether someone traces, and is decided in ``_way_to_mean``,
+``_way_to_repeat`` and ``_way_to_combine``. Windows, which overlap, are at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:  # the tests set this, and so check every shape below
+    from jaxtyping import Float, Int
+
+Size: TypeAlias = tuple[int, int]
+Op: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+ROWS, COLUMNS = 2, 3  # the spatial axes of N C H W
+
+
+def symbolic(*sizes: int) -> bool:
+    """Whether someone traces who leaves one of these sizes open.
+
+    Arithmetic on such a size costs: what is asked of it becomes a guard, and a remainder one that
+    takes seconds to solve. The ways named "by index" ask nothing and leave sums to tensors.
+    """
+    if torch.compiler.is_compiling():
+        return any(_is_open(size) for size in sizes)
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+def _is_open(size: int) -> bool:
+    # Inside torch.compile a SymInt passes for an int. Imported here since sympy comes along.
+    import torch.fx.experimental.symbolic_shapes as shapes
+
+    # Before torch 2.8 there is no way to ask; then sizes are taken for known, and guards are slow.
+    return hasattr(shapes, "has_static_value") and not shapes.has_static_value(size)
+
+
+def accumulation(x: Tensor) -> torch.dtype:
+    """The type sums are kept in: at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def runs(length: int, parts: int) -> list[int]:
+    """How long the runs of an axis are."""
+    if length % parts == 0:
+        return [length // parts] * parts
+    cuts = [-(-j * length // parts) for j in range(parts + 1)]
+    return [end - start for start, end in pairwise(cuts)]
+
+
+def areas(size: Size, grid: Size, like: Tensor) -> Float[Tensor, "1 1 h w"] | None:
+    """How many positions the cells hold; None where they are known to hold equally many."""
+    if not symbolic(*size, *grid) and size[0] % grid[0] == 0 and size[1] % grid[1] == 0:
+        return None
+    rows, columns = (
+        _borders(length, parts, like.device).diff()
+        for length, parts in zip(size, grid, strict=True)
+    )
+    return (rows[:, None] * columns)[None, None].to(accumulation(like))
+
+
+def _borders(length: int, parts: int, device: torch.device) -> Int[Tensor, " j"]:
+    # ⌈j·n/K⌉ for j from 0 to K, made on the device: a copy from the host would wait for it.
+    if symbolic(length):  # then no steps of that size, lest how many there are becomes a question
+        return (torch.arange(parts + 1, device=device) * length + (parts - 1)) // parts
+    return torch.arange(parts - 1, parts * (length + 1), length, device=device) // parts
+
+
+def is_channels_last(x: Tensor) -> bool:
+    # By strides, since vmap cannot answer is_contiguous for a memory format.
+    return x.shape[1] > 1 and x.stride(1) == 1
+
+
+# --- Means over cells
+
+
+def mean(x: Float[Tensor, "N C H W"], grid: Size) -> Float[Tensor, "N C h w"]:
+    """The mean over each of h × w cells, summed in float32 at least; the layout in memory stays."""
+    return _way_to_mean(x, grid)(x, grid)
+
+
+def _way_to_mean(x: Tensor, grid: Size) -> Callable[[Tensor, Size], Tensor]:
+    height, width = x.shape[-2:]
+    if symbolic(height, width, *grid):
+        return mean_by_index
+    compiling = torch.compiler.is_compiling()
+    if height % grid[0] or width % grid[1] or not (x.is_cuda or compiling):
+        return mean_by_runs
+    if not compiling and not x.requires_grad and height * width <= 1024 * grid[0] * grid[1]:
+        # A fifth of the time of what follows; but slow in going back, not fused by Inductor,
+        # and one running sum a cell, which loses digits where cells are large.
+        return mean_by_windows
+    if is_channels_last(x) and not x.is_cuda:
+        # Unflattened as it is, Inductor would have the map copied out of this layout.
+        return mean_by_cells_last
+    return mean_by_cells
+
+
+def mean_by_runs(x: Tensor, grid: Size) -> Tensor:
+    """Rows first, then columns."""
+    strips = _mean_runs(x, ROWS, runs(x.shape[ROWS], grid[0]))
+    return _mean_runs(strips, COLUMNS, runs(x.shape[COLUMNS], grid[1])).to(x.dtype)
+
+
+def mean_by_windows(x: Tensor, grid: Size) -> Tensor:
+    return F.avg_pool2d(x, _sides(x, grid))
+
+
+def mean_by_cells(x: Tensor, grid: Size) -> Tensor:
+    (h, w), (a, b) = grid, _sides(x, grid)
+    return torch.unflatten(torch.unflatten(x, COLUMNS, (w, b)), ROWS, (h, a)).mean((3, 5))
+
+
+def mean_by_cells_last(x: Tensor, grid: Size) -> Tensor:
+    """The same, of a map whose channels lie side by side."""
+    (h, w), (a, b) = grid, _sides(x, grid)
+    y = x.permute(0, 2, 3, 1)
+    cells = torch.unflatten(torch.unflatten(y, 2, (w, b)), 1, (h, a))  # N h a w b C
+    return cells.mean((2, 4)).permute(0, 3, 1, 2)
+
+
+def mean_by_index(x: Tensor, grid: Size) -> Tensor:
+    held = areas((x.shape[ROWS], x.shape[COLUMNS]), grid, x)
+    sums: Tensor = _Sums.apply(x, *grid)
+    return (sums / held).to(x.dtype)
+
+
+def _sides(x: Tensor, grid: Size) -> Size:
+    return x.shape[ROWS] // grid[0], x.shape[COLUMNS] // grid[1]
+
+
+def _mean_runs(x: Tensor, axis: int, runs: list[int]) -> Tensor:
+    """Means over consecutive runs of an axis."""
+    if len(runs) == x.shape[axis]:
+        return x
+    if is_channels_last(x):
+        return _mean_entries(x.permute(0, 2, 3, 1), axis - 1, runs).permute(0, 3, 1, 2)
+    return _mean_entries(x, axis, runs)
+
+
+def _mean_entries(x: Tensor, axis: int, runs: list[int]) -> Tensor:
+    kind = accumulation(x)
+    if _alike(runs):
+        return torch.unflatten(x, axis, (len(runs), runs[0])).mean(axis + 1, dtype=kind)
+    return torch.stack([run.mean(axis, dtype=kind) for run in x.split(runs, axis)], axis)
+
+
+def _alike(runs: list[int]) -> bool:
+    return all(run == runs[0] for run in runs)
+
+
+# --- Values laid over cells
+
+
+def repeat(z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
+    """Give every position the value of its cell; the layout in memory stays."""
+    return _way_to_repeat(z, size)(z, size)
+
+
+def _way_to_repeat(z: Tensor, size: Size) -> Callable[[Tensor, Size], Tensor]:
+    h, w = z.shape[-2:]
+    if symbolic(*size, h, w):
+        return repeat_by_index
+    compiled = torch.compiler.is_compiling() and z.device.type == "cpu"
+    if compiled and (size[0] % h or size[1] % w) and not z.requires_grad:
+        # Inductor writes concatenated maps out, and reads z through an index; but going back
+        # it would scatter.
+        return repeat_expanded_by_index
+    return repeat_by_runs
+
+
+def repeat_by_runs(z: Tensor, size: Size) -> Tensor:
+    strips = _repeat_runs(z, COLUMNS, runs(size[1], z.shape[COLUMNS]))
+    return _repeat_runs(strips, ROWS, runs(size[0], z.shape[ROWS]))
+
+
+def repeat_expanded_by_index(z: Tensor, size: Size) -> Tensor:
+    """What is expanded Inductor computes first, so z is not made anew at every position."""
+    rows, columns = _owners(z, size)
+    return z.unsqueeze(4).expand(*z.shape, 2)[:, :, rows[:, None], columns, 0]
+
+
+def repeat_by_index(z: Tensor, size: Size) -> Tensor:
+    repeated: Tensor = _Repeated.apply(z, *size)
+    return repeated
+
+
+def _owners(z: Tensor, size: Size) -> tuple[Int[Tensor, " H"], Int[Tensor, " W"]]:
+    """Which run each row, and each column, lies in."""
+    (height, width), (h, w) = size, z.shape[-2:]
+    rows = torch.arange(height, device=z.device) * h // height
+    return rows, torch.arange(width, device=z.device) * w // width
+
+
+def _repeat_runs(z: Tensor, axis: int, runs: list[int]) -> Tensor:
+    """Repeat each entry of an axis over its run."""
+    if len(runs) == sum(runs):
+        return z
+    if is_channels_last(z):  # copy along channels, the axis that is contiguous
+        return _repeat_entries(z.permute(0, 2, 3, 1), axis - 1, runs).permute(0, 3, 1, 2)
+    return _repeat_entries(z, axis, runs)
+
+
+def _repeat_entries(z: Tensor, axis: int, runs: list[int]) -> Tensor:
+    if _alike(runs):
+        shape = [*z.shape[: axis + 1], runs[0], *z.shape[axis + 1 :]]
+        return z.unsqueeze(axis + 1).expand(shape).flatten(axis, axis + 1)
+    shape = list(z.shape)
+    pieces = []
+    for entry, run in zip(z.split(1, axis), runs, strict=True):
+        shape[axis] = run
+        pieces.append(entry.expand(shape))
+    return torch.cat(pieces, axis)
+
+
+# --- Values combined with a map
+
+
+def combine(
+    op: Op, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C h w"]
+) -> Float[Tensor, "N C H W"]:
+    """``op(x, repeat(z))``, without making that map where the cells are of one size."""
+    return _way_to_combine(x, z)(op, x, z)
+
+
+def _way_to_combine(x: Tensor, z: Tensor) -> Callable[[Op, Tensor, Tensor], Tensor]:
+    (height, width), (h, w) = x.shape[-2:], z.shape[-2:]
+    if symbolic(height, width, h, w):
+        return combine_repeated
+    if is_channels_last(x):
+        return combine_last
+    if height % h or width % w:
+        return combine_repeated
+    return combine_by_rows if x.device.type == "cpu" else combine_by_cells
+
+
+def combine_repeated(op: Op, x: Tensor, z: Tensor) -> Tensor:
+    return op(x, repeat(z, (x.shape[ROWS], x.shape[COLUMNS])))
+
+
+def combine_last(op: Op, x: Tensor, z: Tensor) -> Tensor:
+    """With a map whose channels lie side by side: z is laid out like it, which is little work."""
+    z = z.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    (height, width), (h, w) = x.shape[-2:], z.shape[-2:]
+    ragged = height % h or width % w
+    return combine_repeated(op, x, z) if ragged else combine_by_cells(op, x, z)
+
+
+def combine_by_rows(op: Op, x: Tensor, z: Tensor) -> Tensor:
+    """The innermost loop runs along a row: repeat z on that axis (h/H of a map), broadcast rows."""
+    h, a = z.shape[ROWS], x.shape[ROWS] // z.shape[ROWS]
+    strips = _repeat_runs(z, COLUMNS, runs(x.shape[COLUMNS], z.shape[COLUMNS]))  # N C h W
+    rows = torch.unflatten(x, ROWS, (h, a))  # N C h a W
+    return op(rows, strips[:, :, :, None]).flatten(2, 3)
+
+
+def combine_by_cells(op: Op, x: Tensor, z: Tensor) -> Tensor:
+    (h, w), (a, b) = z.shape[-2:], _sides(x, (z.shape[ROWS], z.shape[COLUMNS]))
+    cells = torch.unflatten(torch.unflatten(x, ROWS, (h, a)), 4, (w, b))  # N C h a w b
+    return op(cells, z[:, :, :, None, :, None]).flatten(4, 5).flatten(2, 3)
+
+
+# --- By index: sums over cells and their transpose, each going back by way of the other. Autograd's
+# own way back would scatter, which adds one number at a time.
+
+
+class _Sums(torch.autograd.Function):
+    """The sum over each cell of a map, in float32 at least."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, h: int, w: int) -> Tensor:
+        return _sum_by_index(_sum_by_index(x, ROWS, h), COLUMNS, w)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, int], output: Tensor) -> None:  # noqa: ARG004
+        ctx.size, ctx.dtype = inputs[0].shape[-2:], inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Repeated.apply(gradient, *ctx.size).to(ctx.dtype), None, None
+
+
+class _Repeated(torch.autograd.Function):
+    """The value of each cell at all its positions."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, height: int, width: int) -> Tensor:
+        rows, columns = _owners(z, (height, width))
+        return z[:, :, rows[:, None], columns]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, int], output: Tensor) -> None:  # noqa: ARG004
+        ctx.grid, ctx.dtype = inputs[0].shape[-2:], inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Sums.apply(gradient, *ctx.grid).to(ctx.dtype), None, None
+
+
+def _sum_by_index(x: Tensor, axis: int, parts: int) -> Tensor:
+    length = x.shape[axis]
+    borders = _borders(length, parts, x.device)
+    starts, ends = borders[:-1, None], borders[1:, None]
+    # No run is longer, and one more than needed is never one: torch would ask whether it is.
+    index = starts + torch.arange(length // parts + 1, device=x.device)  # h a
+    taken = x.movedim(axis, -1)[..., index.clamp(max=length - 1)]
+    inside = torch.where(index < ends, taken, 0)  # not a product: a neighbour may be no number
+    return inside.sum(-1, dtype=accumulation(x)).movedim(-1, axis)
+
+
+# --- Means over windows, which overlap
+
+
+def window_mean(x: Tensor, axis: int, radius: int) -> Tensor:
+    """Means over windows that reach ``radius`` to each side along an axis, clipped at its ends."""
+    length = x.shape[axis]
+    if radius >= length - 1:
+        return x.mean(axis, keepdim=True).expand_as(x)
+    if radius == 0:
+        return x
+    positions = torch.arange(length, device=x.device)
+    held = (positions + radius).clamp(max=length - 1) - (positions - radius).clamp(min=0) + 1
+    return (_window_sum(x.movedim(axis, -1), radius) / held).movedim(-1, axis)
+
+
+def _window_sum(x: Tensor, radius: int) -> Tensor:
+    """Sums over windows of the last axis, without the cancellation of an integral image.
+
+    The axis is cut into blocks as long as a window. Then a window is the end of one block and the
+    beginning of the next: a running sum from the right plus one from the left, nothing subtracted.
+    """
+    length, window = x.shape[-1], 2 * radius + 1
+    blocks = (length - 1) // window + 2
+    padded = F.pad(x, (radius, blocks * window - length - radius))
+    parts = torch.unflatten(padded, -1, (blocks, window))
+    ends = _running_sum(parts.flip(-1)).flip(-1)  # from an entry to its block's end
+    beginnings = F.pad(_running_sum(parts)[..., :-1], (1, 0))  # from its start to just before
+    return (ends[..., :-1, :] + beginnings[..., 1:, :]).flatten(-2)[..., :length]
+
+
+def _running_sum(x: Tensor) -> Tensor:
+    if x.is_cuda and torch.are_deterministic_algorithms_enabled():
+        # CUDA's cumsum refuses in this mode. Doubling steps take log₂ of the window, no atomics.
+        step = 1
+        while step < x.shape[-1]:
+            x = x + F.pad(x[..., :-step], (step, 0))
+            step *= 2
+        return x
+    return x.cumsum(-1)
