@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast, overload
 import torch
 from torch import Tensor, nn
 
+from mssar import fusible
 from mssar.branch import Branch
 from mssar.coordinates import require_count, require_map, size_of
-from mssar.kernels import chosen, fused, require_backend, windows  # noqa: F401  (an op)
+from mssar.kernels import chosen, require_backend
+from mssar.kernels.windows import op  # noqa: F401  (it registers itself)
 from mssar.partition import accumulation
 from mssar.scales import Pools, Separate, coordinate_sets
 
@@ -91,8 +93,10 @@ class MSSAR(nn.Module):
         ``context`` may be given as what :meth:`pool` made of it, so that a network which keeps
         adding channels to one map need not pool them all again at every step.
         """
-        if context is None and self.context_channels is None and self._fused(x):
-            return fused.run(x, self)
+        if context is None and self.context_channels is None and self.strategy == "regional":
+            made = fusible.tail(x, self)
+            if made is not None:
+                return made
         z = self.sets.average(weights(self._gates(x, context)), size_of(x))
         return self.sets.multiply(x, z.to(x.dtype))
 
@@ -133,14 +137,6 @@ class MSSAR(nn.Module):
                 maps = torch.ops.mssar.window_means(context, radii)
                 return Pools(tuple(maps), size_of(context), self.sets)
         return self.sets.pool(context)
-
-    def _fused(self, x: Tensor) -> bool:
-        if not chosen(self.backend, x):
-            return False
-        reason = fused.obstacle(self)
-        if reason is not None and self.backend == "triton" and self.strategy == "regional":
-            raise ValueError(f"backend='triton' cannot run this MSSAR: {reason}; use 'auto'")
-        return reason is None and fused.fits(x, self, None)
 
     def _gates(self, x: Tensor, context: Tensor | Pools | None) -> list[Tensor]:
         require_map("x", x)

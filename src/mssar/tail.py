@@ -1,65 +1,62 @@
-"""A block's tail: BN, recalibration, shortcut, relu.  N batch, C channels, H W map.
+"""A block's end: norm, recalibration, shortcut, activation.  N batch, C channels, H W map.
 
-Alone each of them reads and writes the map. Where the kernels can stand in for all four, they take
-the passes that BN, addition and relu take anyway.
+Alone each of them reads and writes the map. Where the kernels can stand in for all of them, they
+take the passes that norm, addition and activation take anyway.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mssar.kernels import AVAILABLE, chosen, fused, require_backend
+from mssar import fusible
 from mssar.layer import MSSAR
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-
-class Nothing(nn.Identity):
-    """No recalibration. A block's tail is PyTorch's own then, unless the back end is Triton."""
-
-    def __init__(self, backend: str = "reference") -> None:
-        super().__init__()
-        require_backend(backend)
-        self.backend = backend
+ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "silu": F.silu,
+    None: lambda x: x,
+}
 
 
 def tail(
     y: Float[Tensor, "N C H W"],
-    norm: nn.Module,
+    norm: nn.Module | None,
     recalibrate: nn.Module,
-    shortcut: Float[Tensor, "N C H W"],
+    shortcut: Float[Tensor, "N C H W"] | None = None,
+    activation: str | None = "relu",
 ) -> Float[Tensor, "N C H W"]:
-    """``relu(recalibrate(norm(y)) + shortcut)``."""
-    if obstacle(norm, recalibrate) is None:
-        layer = recalibrate if isinstance(recalibrate, MSSAR) else None
-        backend = str(recalibrate.backend)
-        if chosen(backend, y) and fused.fits(y, layer, norm, shortcut):
-            return fused.run(y, layer, norm, shortcut, relu=True)
-    return F.relu(recalibrate(norm(y)) + shortcut)
+    """``activation(recalibrate(norm(y)) + shortcut)``: a residual block's end, fused on CUDA.
+
+    Args:
+        y: what the last convolution made.
+        norm: the norm behind it; None if there is none.
+        recalibrate: an :class:`mssar.MSSAR`, or any other module, which is then simply called.
+        shortcut: what is added; None if nothing is.
+        activation: "relu", "silu", or None.
+
+    In a block of one's own, in ``forward``::
+
+        return mssar.tail(self.conv2(x), self.bn2, self.recalibrate, shortcut)
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is 'relu', 'silu' or None; got {activation!r}")
+    if type(recalibrate) is MSSAR and not fusible.hooked(recalibrate):
+        made = fusible.tail(y, recalibrate, norm, shortcut, activation)
+        if made is not None:
+            return made
+    y = recalibrate(y if norm is None else norm(y))
+    return ACTIVATIONS[activation](y if shortcut is None else y + shortcut)
 
 
-def obstacle(norm: nn.Module, recalibrate: nn.Module) -> str | None:
-    """Why these two cannot be fused, if they cannot."""
-    if type(recalibrate) not in (MSSAR, Nothing):
-        return f"recalibrated by {type(recalibrate).__name__}"
-    if fused.hooked(recalibrate):
-        return f"{type(recalibrate).__name__} has hooks"
-    if recalibrate.backend == "reference":
-        return "backend 'reference'"
-    if not AVAILABLE:
-        return "Triton is not installed"
-    if isinstance(recalibrate, MSSAR):
-        if recalibrate.context_channels is not None:
-            return "the weights come from another map"
-        return fused.obstacle(recalibrate, norm)
-    return fused.obstacle(None, norm)
-
-
-def path(norm: nn.Module, recalibrate: nn.Module) -> str:
-    """Which way a block goes, for its ``extra_repr``."""
-    reason = obstacle(norm, recalibrate)
-    return "tail=fused on CUDA" if reason is None else f"tail=unfused ({reason})"
+def path(norm: nn.Module | None, recalibrate: nn.Module) -> str:
+    """Which way :func:`tail` goes with these modules, for a block's ``extra_repr``."""
+    if type(recalibrate) is not MSSAR:
+        return f"tail=unfused (recalibrated by {type(recalibrate).__name__})"
+    return f"tail={fusible.running(recalibrate, norm)}"

@@ -1,4 +1,4 @@
-"""The layer's equations as Triton kernels behind torch ops; the modules are their reference.
+"""The layer's equations as Triton kernels behind torch ops; kernels take tensors, not modules.
 
 Nothing here imports Triton before a kernel is launched: the package works without it.
 """
@@ -6,15 +6,16 @@ Nothing here imports Triton before a kernel is launched: the package works witho
 from __future__ import annotations
 
 import importlib.util
-import os
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mssar.kernels.device import able, interpreted
+
 BACKENDS = ("auto", "reference", "triton")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SHARED = 227 * 1024  # bytes: what Hopper has, H100 and H200
 OLDEST = (3, 4)  # Triton: earlier ones do not compile the kernels
 
 
@@ -29,21 +30,6 @@ def _available() -> bool:
 
 
 AVAILABLE = _available()
-
-
-def interpreted() -> bool:
-    """Whether Triton was told to run kernels on the CPU, one program after the other."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def roomy(device: torch.device) -> bool:
-    """Whether a program may have as much shared memory as the largest kernels were made for."""
-    properties = torch.cuda.get_device_properties(device)
-    return int(getattr(properties, "shared_memory_per_block_optin", 0)) >= SHARED
-
-
-# What torch.compiler.assume_constant_result does, which would import all of the compiler.
-roomy._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def exporting() -> bool:
@@ -62,7 +48,7 @@ def chosen(backend: str, x: Tensor) -> bool:
     """Whether a tensor's work is for the kernels; asking for them where they cannot run raises."""
     if backend == "auto":
         usable = x.is_cuda and AVAILABLE and x.dtype in DTYPES and not exporting()
-        return usable and roomy(x.device)
+        return usable and able(x.device)
     if backend == "reference" or x.is_meta:  # without numbers nothing is computed
         return False
     if not AVAILABLE:
@@ -78,3 +64,20 @@ def chosen(backend: str, x: Tensor) -> bool:
             "backend='auto' or 'reference', or TRITON_INTERPRET=1 to try the kernels on a CPU"
         )
     return True
+
+
+def products_in(x: Tensor) -> str:
+    """How the branches' products are taken: as exactly as the map is, float32's as cuDNN's are."""
+    if x.dtype is torch.bfloat16:
+        return "bf16"
+    if x.dtype is torch.float16:
+        return "tf32"  # as many digits, and nothing is too large or too small for it
+    return "tf32" if _allows_tf32() else "ieee"
+
+
+def _allows_tf32() -> bool:
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # it was set in the newer way, and PyTorch refuses to mix the two
+        convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+        return bool(convolution.fp32_precision == "tf32")

@@ -9,14 +9,13 @@ from typing import TypeAlias
 from torch import nn
 
 from mssar.layer import MSSAR
-from mssar.tail import Nothing
 
 Recalibration: TypeAlias = Callable[..., nn.Module]  # channels → module
 
 
-def nothing(_channels: int, backend: str = "reference") -> nn.Module:
+def nothing(_channels: int) -> nn.Module:
     """No recalibration: the map as it is."""
-    return Nothing(backend)
+    return nn.Identity()
 
 
 def recalibrator(recalibration: Recalibration, channels: int, **context: int) -> nn.Module:
@@ -36,9 +35,8 @@ RECALIBRATIONS: dict[str, Recalibration] = {
     "mssar": MSSAR,
 }
 
-# What is computed; each also takes ``backend``, which says by what.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "none": (),
-    "se": ("reduction",),
-    "mssar": ("scales", "strategy", "reduction"),
+    "se": ("reduction", "backend"),
+    "mssar": ("scales", "strategy", "reduction", "backend"),
 }

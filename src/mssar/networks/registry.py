@@ -69,10 +69,10 @@ def create_model(
         name: one of :func:`list_models`.
         recalibration: "none", "se", "mssar", or a callable from channels to a module.
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
-        options: for "se" ``reduction``; for "mssar" ``scales``, ``strategy`` and ``reduction``;
-            for DenseNets that are recalibrated ``stage``, "multi" or "single"; for each of the
-            three ``backend``, as :class:`mssar.MSSAR` takes it. A callable takes its own options
-            with it; it is multi-stage if it takes ``context_channels``.
+        options: for "se" ``reduction`` and ``backend``; for "mssar" ``scales``, ``strategy``,
+            ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for DenseNets that
+            are recalibrated ``stage``, "multi" or "single". A callable takes its own options with
+            it; it is multi-stage if it takes ``context_channels``.
     """
     chosen = architecture(name)
     taken = _options(recalibration)
@@ -101,4 +101,4 @@ def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
             f"recalibration is one of {', '.join(OPTIONS)}, or a callable from channels to a "
             f"module; got {recalibration!r}"
         )
-    return (*OPTIONS[recalibration], "backend")
+    return OPTIONS[recalibration]

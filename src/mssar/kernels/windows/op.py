@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mssar.kernels import interpreted
-from mssar.kernels.registration import register
+from mssar.kernels.device import interpreted
+from mssar.kernels.register import register
 
 LONGEST = 128  # columns that a tile holds
 TILE = 2048  # elements of a tile, so that sums stay in registers
@@ -76,7 +76,7 @@ def _launch(
     adjoint: bool = False,
 ) -> None:
     """One source and a target a window; or, for the adjoint, a source a window and one target."""
-    from mssar.kernels import windows_triton as kernels
+    from mssar.kernels.triton import windows as kernels
 
     source, target = sources[0], targets[0]
     batch, channels, height, width = source.shape

@@ -1,0 +1,1 @@
+"""act(MS-SAR(norm(x)) + shortcut) as one op."""

@@ -1,0 +1,384 @@
+"""What follows from shapes, worked out once: kernels, grids and sections of memory.
+
+N batch, C channels, J hidden channels, L scales.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mssar.kernels.device import Device, device_of, interpreted
+from mssar.kernels.grids import Grids, grids, up_to
+from mssar.kernels.launch import Kernel, Layout, Pointer, kernel, warm
+from mssar.kernels.tiling import (
+    MAP_WARPS,
+    ROW_WARPS,
+    UP,
+    Passes,
+    Products,
+    Samples,
+    multiple,
+    padded,
+    passes,
+    products,
+    samples,
+    span,
+)
+
+NUMBER = torch.float32
+TABLE = 7  # rows of a norm's table (triton/common.py)
+FRONT = 8  # channels of a program that works out the front norm
+PACKED = 1024  # numbers of a program that copies weights, or adds their gradients up
+TRACKED = 64  # channels of a program that moves running statistics
+ACTIVATIONS = {None: 0, "relu": 1, "silu": 2}
+
+
+class Settings(NamedTuple):
+    """Of a tail, whatever its map."""
+
+    scales: tuple[int, ...]
+    eps: tuple[float, float, float]  # of the front norm, the hidden layers', the gates'
+    activation: str | None
+    norm: bool  # there is one in front
+    fixed: bool  # with given statistics
+    branches_fixed: bool
+    precision: str  # of products: "bf16", "tf32" or "ieee"
+
+
+class Shape(NamedTuple):
+    """Of a call: what kernels are compiled and cut for."""
+
+    map: tuple[int, int, int, int]
+    last: bool  # channels lie side by side
+    dtype: torch.dtype
+    device: torch.device
+    hidden: int
+    shortcut: bool
+    types: tuple[torch.dtype, ...]  # of the front norm's and the branches' tensors
+
+
+class Saved(NamedTuple):
+    """What the gradient needs, in one allocation."""
+
+    norms: Pointer  # a table each: the front one's, the hidden layers', the gates'
+    shares: Pointer  # one by the values of a channel: in front, and a scale
+    counters: Pointer
+    reduces: Pointer  # Ω₁ of all scales, rows CS apart
+    expands: Pointer  # Ω₂, rows JS apart
+    normal: Pointer  # rows × CS: means behind the front norm, but for γ and β
+    hidden: Pointer  # rows × JS: in front of their norm
+    gates: Pointer  # rows × CS: in front of theirs
+
+
+class Norms(NamedTuple):
+    """The beginning of that."""
+
+    norms: Pointer
+    shares: Pointer
+    counters: Pointer
+
+
+class Forward(NamedTuple):
+    """Of one forward pass."""
+
+    rows: Pointer
+    cells: Pointer
+    parts: Pointer
+    counts: Pointer
+
+
+class Backward(NamedTuple):
+    """Of one backward pass."""
+
+    cell_sums: Pointer
+    weights: Pointer
+    grads: Pointer
+    gate_grads: Pointer
+    hidden_grads: Pointer
+    pool_grads: Pointer
+    sample_parts: Pointer
+    parts: Pointer
+    past: Pointer
+    sums: Pointer
+    lines: Pointer
+    hidden_lines: Pointer
+    weight_parts: Pointer
+
+
+class Grads(NamedTuple):
+    """Of parameters, in the order in which kernels write them."""
+
+    vectors: Pointer  # front γ, β; gates' γ, β
+    hidden_vectors: Pointer  # hidden layers' γ, β
+    weights: Pointer  # Ω₁, Ω₂
+
+
+def kept_type(dtype: torch.dtype) -> torch.dtype:
+    """Of the rows that are kept: as exact as the map."""
+    return torch.bfloat16 if dtype is torch.bfloat16 else NUMBER
+
+
+@lru_cache(maxsize=1024)
+def norms_layout(levels: int, channels: int, hidden: int) -> Layout:
+    cs, js = padded(channels), padded(hidden)
+    norms = TABLE * (cs + levels * (js + cs))
+    counters = levels * up_to(max(channels, hidden), 16)
+    return Layout(Norms, [(NUMBER, norms), (NUMBER, 1 + levels), (torch.int32, counters)])
+
+
+def saved_bytes(
+    batch: int,
+    channels: int,
+    size: tuple[int, int],
+    hidden: int,
+    scales: tuple[int, ...],
+    dtype: torch.dtype,
+) -> int:
+    """Of what the gradient needs. The batch and the map's size may be symbolic."""
+    rows = batch * sum(min(k, size[0]) * min(k, size[1]) for k in scales)
+    cs, js, levels = padded(channels), padded(hidden), len(scales)
+    numbers = levels * (hidden * cs + channels * js) + rows * (2 * cs + js)
+    return norms_layout(levels, channels, hidden).bytes + numbers * kept_type(dtype).itemsize
+
+
+@lru_cache(maxsize=1024)
+def grads_layout(levels: int, channels: int, hidden: int) -> Layout:
+    vectors, hiddens = (2 + 2 * levels) * channels, 2 * levels * hidden
+    weights = 2 * levels * hidden * channels
+    return Layout(Grads, [(NUMBER, vectors), (NUMBER, hiddens), (NUMBER, weights)])
+
+
+@lru_cache(maxsize=64)
+def tracker(front: bool, branches: int, levels: int) -> Kernel:
+    """What moves running statistics: the front norm's, and of all branches or none."""
+    from mssar.kernels.triton import rows
+
+    count = front + 2 * branches
+    return kernel(
+        rows.track,
+        [NUMBER, NUMBER, (NUMBER,) * count, (NUMBER,) * count, (torch.int64,) * count,
+         (float,) * count, *[int] * 4],
+        {"FRONT": int(front), "BRANCHES": branches, "L": levels, "BLOCK": TRACKED}, 2,
+    )  # fmt: skip
+
+
+class Plan:
+    """Of one shape and settings."""
+
+    def __init__(self, shape: Shape, settings: Settings, device: Device | None = None) -> None:
+        self.shape, self.settings = shape, settings
+        self.n, self.c, self.height, self.width = shape.map
+        self.j = shape.hidden
+        self.levels = len(settings.scales)
+        self.cs, self.js = padded(self.c), padded(self.j)
+        self.grids: Grids = grids((self.height, self.width), settings.scales)
+        self.rows = self.n * self.grids.rows
+        self.kept_type = kept_type(shape.dtype)
+        self.device = device or device_of(shape.device)
+        self.cut: Passes = passes(shape.map, shape.last, self.grids, self.device)
+        self.together: Samples = samples(self.grids)
+        self.tiles: Products = products(self.c, self.j, self.kept_type, self.device)
+        self.row_tiles = self.grids.tiles(self.n, self.tiles.rows)
+        self.j_tiles = up_to(self.j, self.tiles.hidden)
+        self.c_tiles = up_to(self.c, self.tiles.channels)
+        self.batch_norm = settings.norm and not settings.fixed
+        self._warm = 0  # nothing, forward, both
+        self._kernels()
+        self._memory()
+
+    def kernels(self, backward: bool) -> list[Kernel]:
+        """All that a call launches."""
+        needed = [self.sums, self.prepare, self.reduce, self.expand, self.apply]
+        if self.tracker is not None:
+            needed.append(self.tracker)
+        if backward:
+            needed += [
+                self.gather, self.gates, self.settle, self.expand_backward, self.reduce_backward,
+                self.scatter,
+            ]  # fmt: skip
+        return needed
+
+    def warm(self, backward: bool) -> None:
+        """Compile these, side by side."""
+        if self._warm < 1 + backward:
+            warm(self.kernels(backward), self.shape.device)
+            self._warm = 1 + backward
+
+    # Kernels
+
+    def _kernels(self) -> None:
+        from mssar.kernels.triton import gates, maps, rows, rows_backward
+
+        s, grid, dtype, kept = self.settings, self.grids, self.shape.dtype, self.kept_type
+        precision = "ieee" if interpreted() else s.precision
+        scales = {"DOWN": grid.down, "ACROSS": grid.across, "ROWS_AT": grid.rows_at}
+        cut, together = self.cut, self.together
+        inside = {
+            "ROWS": grid.rows, "RB": together.rows, "QS": grid.cells, "QB": together.cells
+        }  # fmt: skip
+
+        def tile(name: str) -> dict[str, int]:
+            return {
+                "CELLS": cut.cells, "BP": cut.positions, "UP": UP[name] if cut.large else 1,
+                "CT": cut.channels, "BY": multiple(self.c),
+            }  # fmt: skip
+
+        last = {"LAST": self.shape.last}
+        ends = {"SHORTCUT": self.shape.shortcut, "ACT": ACTIVATIONS[s.activation]}
+        t = self.tiles
+        row = {"warps": ROW_WARPS, "stages": t.stages}
+        self.sums: Kernel = kernel(
+            maps.sums, [dtype, NUMBER, NUMBER, NUMBER, torch.int32, *[int] * 10],
+            {**tile("sums"), **last, "MOMENTS": self.batch_norm}, MAP_WARPS,
+        )  # fmt: skip
+        same = -1 if grid.same is None else grid.same
+        self.coarse = self.levels > (same >= 0)  # means of regions that are not cells
+        front, types = self.shape.types[: 4 * s.norm], self.shape.types[4 * s.norm :]
+        per = [tuple(types[i::6]) for i in range(6)]
+        running = [tuple(types[6 * self.levels + i :: 4]) for i in range(4)]
+        if s.branches_fixed:
+            types = types[: 6 * self.levels]
+            per = [tuple(types[i::6]) for i in range(6)]
+        else:
+            running = [()] * 4
+        self.prepare: Kernel = kernel(
+            rows.prepare,
+            [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, kept, tuple(front), *per, *running,
+             *[int] * 13, float, float, float],
+            {**scales, "SAME": same, **inside, "COARSE": self.coarse,
+             "CT": together.channels, "BC": FRONT, "BLOCK": PACKED,
+             "NORM": s.norm, "FIXED": s.fixed, "BRANCHES_FIXED": s.branches_fixed}, ROW_WARPS,
+        )  # fmt: skip
+        how = {"BRANCHES_FIXED": s.branches_fixed, "PRECISION": precision}
+        self.reduce: Kernel = kernel(
+            rows.reduce,
+            [NUMBER, kept, NUMBER, kept, kept, NUMBER, NUMBER, torch.int32, *[int] * 5, float],
+            {**scales, "BM": t.rows, "BJ": t.hidden, "BK": t.depth, "NORM": s.norm, **how}, **row,
+        )  # fmt: skip
+        self.expand: Kernel = kernel(
+            rows.expand,
+            [kept, kept, NUMBER, kept, NUMBER, NUMBER, torch.int32, *[int] * 4, float],
+            {**scales, "BM": t.rows, "BC": t.channels, "BK": t.hidden, **how}, **row,
+        )  # fmt: skip
+        self.apply: Kernel = kernel(
+            maps.apply, [dtype, dtype, dtype, kept, NUMBER, *[int] * 9],
+            {**scales, **tile("apply"), **last, **ends}, MAP_WARPS,
+        )  # fmt: skip
+        self.tracker: Kernel | None = None
+        if self.batch_norm or not s.branches_fixed:
+            self.tracker = tracker(self.batch_norm, 0 if s.branches_fixed else self.levels, self.levels)
+        self.gather: Kernel = kernel(
+            maps.gather, [dtype, dtype, dtype, dtype, NUMBER, kept, NUMBER, *[int] * 9],
+            {**scales, **tile("gather"), **last, **ends}, MAP_WARPS,
+        )  # fmt: skip
+        self.gates: Kernel = kernel(
+            gates.gates, [NUMBER, kept, NUMBER, kept, kept, NUMBER, *[int] * 5],
+            {**scales, **inside, "CT": together.channels}, ROW_WARPS,
+        )  # fmt: skip
+        self.settle: Kernel = kernel(
+            gates.settle, [NUMBER] * 6 + [int] * 4, {"L": self.levels, "BC": FRONT}, ROW_WARPS
+        )
+        self.expand_backward: Kernel = kernel(
+            rows_backward.expand_backward,
+            [kept, kept, NUMBER, kept, kept, NUMBER, NUMBER, kept, kept, NUMBER, NUMBER, NUMBER,
+             torch.int32, *[int] * 5],
+            {**scales, "BM": t.rows, "BJ": t.hidden, "BK": t.depth, "PRECISION": precision},
+            **row,
+        )  # fmt: skip
+        self.reduce_backward: Kernel = kernel(
+            rows_backward.reduce_backward,
+            [kept, kept, NUMBER, kept, kept, NUMBER, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER,
+             NUMBER, torch.int32, *[int] * 10],
+            {**scales, "BM": t.rows, "BR": t.span_rows, "BC": t.channels, "BJ": t.hidden,
+             "NORM": s.norm, "PRECISION": precision}, **row,
+        )  # fmt: skip
+        self.scatter: Kernel = kernel(
+            maps.scatter,
+            [dtype, dtype, dtype, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, *[int] * 11],
+            {**scales, **tile("scatter"), "BLOCK": PACKED, **last, "FIXED": not self.batch_norm},
+            MAP_WARPS,
+        )  # fmt: skip
+
+    # Memory
+
+    def _memory(self) -> None:
+        n, c, j, cs, js, levels = self.n, self.c, self.j, self.cs, self.js, self.levels
+        kept, q = self.kept_type, self.n * self.grids.cells
+        norms = norms_layout(levels, c, j)
+        self.counters = norms.sections[2][1]
+        packed = [(kept, levels * j * cs), (kept, levels * c * js)]
+        rows = [(kept, self.rows * cs), (kept, self.rows * js), (kept, self.rows * cs)]
+        self.saved = Layout(Saved, [*norms.sections, *packed, *rows])
+        size, scales = (self.height, self.width), self.settings.scales
+        assert self.saved.bytes == saved_bytes(n, c, size, j, scales, self.shape.dtype)
+        programs = self.n * self.cut.groups
+        tiles = self.row_tiles
+        parts = 2 * max(programs * cs, tiles * max(js, cs))
+        counts = max(programs, tiles * max(self.j_tiles, self.c_tiles))
+        cells = 0 if self.grids.same is not None else q * cs
+        self.forward = Layout(
+            Forward, [(NUMBER, self.rows * cs), (NUMBER, cells), (NUMBER, parts), (NUMBER, counts)]
+        )
+        self.span = span(self.rows, self.c_tiles * self.j_tiles)
+        self.spans = self.grids.tiles(n, self.span)
+        self.backward = Layout(
+            Backward,
+            [
+                (NUMBER, 2 * q * cs), (kept, q * cs), (kept, self.rows * cs),
+                (kept, self.rows * cs), (kept, self.rows * js), (kept, self.rows * cs),
+                (NUMBER, 2 * (levels + 1) * n * cs), (NUMBER, 2 * tiles * max(js, cs)),
+                (NUMBER, 2 * cs), (NUMBER, 2 * cs), (NUMBER, 3 * levels * cs),
+                (NUMBER, 3 * levels * js), (NUMBER, 2 * self.spans * c * j),
+            ],
+        )  # fmt: skip
+        self.grads = grads_layout(levels, c, j)
+
+    @cached_property
+    def preparing(self) -> int:
+        """Programs of `prepare`."""
+        copied = up_to(self.j * self.cs, PACKED) + up_to(self.c * self.js, PACKED)
+        coarse = self.n * up_to(self.cs, self.together.channels) if self.coarse else 0
+        return up_to(self.cs, FRONT) + self.levels * (1 + copied) + coarse
+
+    @cached_property
+    def adding(self) -> int:
+        """Programs that add up parts of weights' gradients."""
+        return 2 * self.levels * up_to(self.c * self.j, PACKED)
+
+    @cached_property
+    def multiplying(self) -> int:
+        """Programs of `reduce_backward`."""
+        return self.c_tiles * (self.row_tiles + 2 * self.spans * self.j_tiles)
+
+
+@lru_cache(maxsize=4096)
+def plan(shape: Shape, settings: Settings) -> Plan:
+    return Plan(shape, settings)
+
+
+def is_last(x: Tensor) -> bool:
+    """Whether a map's channels lie side by side, or will once it has no holes."""
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return True
+    return x.stride(1) == 1 and not x.is_contiguous()
+
+
+def dense(x: Tensor, last: bool) -> Tensor:
+    """``x`` without holes, in this layout, where vectors can be read."""
+    laid = x.is_contiguous(memory_format=torch.channels_last) if last else x.is_contiguous()
+    if laid and not (x.is_cuda and x.data_ptr() % 16):
+        return x
+    form = torch.channels_last if last else torch.contiguous_format
+    return torch.empty_like(x, memory_format=form).copy_(x)
+
+
+def shape_of(
+    x: Tensor, hidden: int, shortcut: bool, tensors: list[Tensor], last: bool
+) -> Shape:
+    n, c, h, w = x.shape
+    types = tuple([t.dtype for t in tensors])
+    return Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut, types)

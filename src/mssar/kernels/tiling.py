@@ -1,0 +1,101 @@
+"""How work is cut into programs: tiles, from a device's memory and processors."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from mssar.kernels.device import Device
+from mssar.kernels.grids import Grids, power, up_to
+
+# The numbers below were found on an H200, by trying (LOG.md).
+CHANNELS = 64  # of a tile of a map, at most
+APART = 16  # the same where channels lie apart
+SMALL = 2048  # elements of a tile of small cells, which is taken at once
+LARGE = 1024  # of others, UP of which are on their way together
+UP = {"sums": 4, "apply": 2, "gather": 2, "scatter": 2}
+MAP_WARPS = 2
+RESIDENT = 12  # programs a processor that a pass which leaves parts is cut into
+ROW_WARPS = 4
+SPAN = 512  # rows of a part of a weight's gradient, at most
+
+
+class Passes(NamedTuple):
+    """Of a map: cells × positions × channels a tile."""
+
+    cells: int
+    positions: int
+    channels: int
+    large: bool  # cells have more positions than that
+    tiles: int  # of a sample
+    blocks: int  # of channels
+    each: int  # tiles of a program that leaves parts
+    groups: int  # such programs of a sample
+
+
+def passes(shape: tuple[int, ...], last: bool, grids: Grids, device: Device) -> Passes:
+    n, c, height, width = shape
+    area = up_to(height, grids.fine[0]) * up_to(width, grids.fine[1])
+    channels = min(power(max(c, 16)), CHANNELS if last else APART)
+    # Few sizes, since each is compiled: images of other sizes find their kernels there.
+    positions = 4 if area <= 4 else 16 if area <= 16 or last else 64
+    large = area > positions
+    fit = max(1, (LARGE if large else SMALL) // (positions * channels))
+    cells = min(power(grids.cells), fit)
+    tiles, blocks = up_to(grids.cells, cells), up_to(c, channels)
+    each = max(1, min(tiles, n * tiles * blocks // (RESIDENT * device.processors)))
+    groups = up_to(tiles, each)
+    return Passes(cells, positions, channels, large, tiles, blocks, each, groups)
+
+
+class Samples(NamedTuple):
+    """Of a sample's rows and cells together, where regions are told from cells."""
+
+    rows: int  # at once
+    cells: int
+    channels: int
+
+
+def samples(grids: Grids) -> Samples:
+    cells = max(16, power(grids.cells))
+    channels = 64 if cells <= 16 else 32 if cells <= 64 else 16
+    return Samples(max(16, min(32, power(grids.rows))), min(64, cells), channels)
+
+
+class Products(NamedTuple):
+    """Of rows: sides of tiles."""
+
+    rows: int
+    hidden: int
+    channels: int
+    depth: int  # channels that are summed over at a time
+    span_rows: int  # that are, for a weight's gradient
+    stages: int
+
+
+@lru_cache(maxsize=1024)
+def products(channels: int, hidden: int, kept: torch.dtype, device: Device) -> Products:
+    j, c = (max(16, min(power(n), 64)) for n in (hidden, channels))
+    few = channels <= 64  # with 64 rows a tile, few rows would leave processors idle
+    rows = 32 if few else 64
+    bytes_of_step = 64 * (4 * rows + kept.itemsize * 64) + 8 * 64 * 4
+    stages = max(1, min(3, device.shared // (2 * bytes_of_step)))
+    return Products(rows, j, min(c, 32) if few else c, c, 64, stages)
+
+
+def span(rows: int, blocks: int) -> int:
+    """Rows of a part of a weight's gradient: parts enough for all processors, none too small."""
+    return max(128, min(SPAN, power(rows * blocks // 400)))
+
+
+def multiple(width: int) -> int:
+    """The largest power of two, up to 16, that a width is a multiple of."""
+    return math.gcd(16, width)
+
+
+def padded(numbers: int) -> int:
+    """Numbers of a row that begins where whole vectors can be read."""
+    return up_to(numbers, 16) * 16

@@ -1,0 +1,439 @@
+"""From cells to gates: the branches on rows, all scales in one launch.  J hidden channels.
+
+prepare  parts of sums, parameters → the norms' tables, coarser regions' means, weights to read
+reduce   rows of means             → those behind BN, hidden layers, their BN's statistics
+expand   hidden layers             → gates, their BN's statistics
+
+Rows are sorted by scale, sample and region. Those of channels are CS numbers long, those of hidden
+channels JS, both multiples of 16 with zeros behind the last one, so that whole vectors are read.
+"""
+
+import triton
+import triton.language as tl
+
+from mssar.kernels.triton.common import (
+    BETA,
+    GAMMA,
+    INTERCEPT,
+    MEAN,
+    RSTD,
+    SLOPE,
+    area_of,
+    gate_norm,
+    hidden_norm,
+    keep_norm,
+    known,
+    last_of,
+    level_of,
+    members_of,
+    moments_of,
+    product,
+    relu,
+    scale_of,
+)
+
+
+@triton.jit
+def _front(
+    block, parts, counts, norms, shares, gamma, beta, mean, variance, C, CS, programs, eps,
+    BLOCK: tl.constexpr, NORM: tl.constexpr, FIXED: tl.constexpr,
+):  # fmt: skip
+    """The table of the norm in front, of some channels; without one, that of the identity."""
+    c = block * BLOCK + tl.arange(0, BLOCK)
+    in_c = c < C
+    g = tl.where(in_c, 1.0, 0.0)
+    b = tl.zeros([BLOCK], tl.float32)
+    center = tl.zeros([BLOCK], tl.float32)
+    spread = tl.zeros([BLOCK], tl.float32) + (1.0 - eps)
+    if NORM:
+        g = tl.load(gamma + c, in_c, 0.0).to(tl.float32)
+        b = tl.load(beta + c, in_c, 0.0).to(tl.float32)
+        if FIXED:
+            center = tl.load(mean + c, in_c, 0.0).to(tl.float32)
+            spread = tl.load(variance + c, in_c, 1.0).to(tl.float32)
+        else:
+            center, spread = moments_of(
+                parts, parts + programs * CS, counts, CS, c, c < CS, programs
+            )
+    tl.store(norms + GAMMA * CS + c, g, c < CS)
+    tl.store(norms + BETA * CS + c, b, c < CS)
+    keep_norm(norms, CS, c, c < CS, center, spread, g, b, eps)
+
+
+@triton.jit
+def _copy_norm(norm, gamma, beta, mean, variance, width, stride, eps, FIXED: tl.constexpr):
+    """A branch's norm: its parameters, and given statistics."""
+    for start in range(0, stride, 256):
+        c = start + tl.arange(0, 256)
+        g = tl.load(gamma + c, c < width, 0.0).to(tl.float32)
+        b = tl.load(beta + c, c < width, 0.0).to(tl.float32)
+        tl.store(norm + GAMMA * stride + c, g, c < stride)
+        tl.store(norm + BETA * stride + c, b, c < stride)
+        if FIXED:
+            center = tl.load(mean + c, c < width, 0.0).to(tl.float32)
+            spread = tl.load(variance + c, c < width, 1.0).to(tl.float32)
+            keep_norm(norm, stride, c, c < stride, center, spread, g, b, eps)
+
+
+@triton.jit
+def _copy_padded(block, source, target, rows, width, stride, BLOCK: tl.constexpr):
+    """Rows that begin ``stride`` numbers apart, zeros between, to be read in whole vectors."""
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    row = i // stride
+    column = i % stride
+    value = tl.load(source + row * width + column, (row < rows) & (column < width), 0.0)
+    tl.store(target + i, value, row < rows)
+
+
+@triton.jit
+def _coarse_means(
+    n, block, cells, rows, N, CS, H, W, fh, fw, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr, SAME: tl.constexpr, ROWS: tl.constexpr, RB: tl.constexpr,
+    QS: tl.constexpr, QB: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    """A sample's means over regions, from those of their cells."""
+    c = block * CT + tl.arange(0, CT)
+    in_c = (c < CS)[None, :]
+    for start in tl.static_range(0, ROWS, RB):
+        row = start + tl.arange(0, RB)
+        added = tl.zeros([RB, CT], tl.float32)
+        for begin in tl.static_range(0, QS, QB):
+            cell = begin + tl.arange(0, QB)
+            real = (cell < fh * fw)[:, None] & in_c
+            at = (n * (fh * fw) + cell).to(tl.int64)[:, None] * CS + c[None, :]
+            area = tl.where(cell < fh * fw, area_of(cell, fh, fw, H, W), 0.0)
+            mean = tl.load(cells + at, real, 0.0) * area[:, None]
+            members = members_of(row, cell, fh, fw, DOWN, ACROSS, ROWS_AT)
+            added = tl.dot(members, mean, added, input_precision="ieee")
+        level, region, each, before = level_of(row, DOWN, ACROSS, ROWS_AT, N)
+        down = region * 0 + DOWN[0]
+        across = region * 0 + ACROSS[0]
+        for k in tl.static_range(1, len(DOWN)):
+            down = tl.where(level == k, DOWN[k], down)
+            across = tl.where(level == k, ACROSS[k], across)
+        mean = added / tl.maximum(area_of(region, down, across, H, W), 1.0)[:, None]
+        to = (before + n * each + region).to(tl.int64)
+        # The cells' own rows are there already: others read them meanwhile.
+        held = (row < ROWS)[:, None] & (level != SAME)[:, None] & in_c
+        tl.store(rows + to[:, None] * CS + c[None, :], mean, held)
+
+
+@triton.jit(
+    do_not_specialize=["N", "C", "J", "CX", "CS", "CXS", "JS", "H", "W", "fh", "fw", "programs",
+                       "fronts"],
+    do_not_specialize_on_alignment=[
+        "front", "reduces", "gammas", "betas", "expands", "gate_gammas", "gate_betas", "means",
+        "variances", "gate_means", "gate_variances",
+    ],
+)  # fmt: skip
+def prepare(
+    parts,  # from `sums`
+    counts,
+    cells,  # rows of cells × CXS, float32: means
+    rows,  # out: rows × CXS, float32: those of coarser regions
+    norms,  # out: their tables
+    shares,  # out: one by the values that a norm has a channel, the front one's and each scale's
+    packed,  # out: all scales' Ω₁, rows CXS apart, and Ω₂, rows JS apart
+    front,  # with NORM: γ, β, and running mean and variance
+    reduces,  # a scale: J × CX
+    gammas,
+    betas,
+    expands,  # a scale: C × J
+    gate_gammas,
+    gate_betas,
+    means,  # with BRANCHES_FIXED, a scale: the running ones
+    variances,
+    gate_means,
+    gate_variances,
+    N,
+    C,
+    J,
+    CX,  # channels that are pooled: C, but for a layer that looks at another map
+    CS,
+    CXS,
+    JS,
+    H,
+    W,
+    fh,
+    fw,
+    programs,  # of `sums`
+    fronts,  # of this kernel, that work out the front norm
+    eps,
+    hidden_eps,
+    gate_eps,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    SAME: tl.constexpr,  # the scale whose regions are the cells, or −1
+    ROWS: tl.constexpr,  # of a sample, and of these RB at once
+    RB: tl.constexpr,
+    QS: tl.constexpr,  # cells of a sample, and of these QB at once
+    QB: tl.constexpr,
+    COARSE: tl.constexpr,  # whether any means are to be made
+    CT: tl.constexpr,
+    BC: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+    FIXED: tl.constexpr,
+    BRANCHES_FIXED: tl.constexpr,
+):
+    L: tl.constexpr = len(DOWN)
+    CS = known(CS, 16)
+    CXS = known(CXS, 16)
+    JS = known(JS, 16)
+    pid = tl.program_id(0)
+    start = fronts
+    if pid < start:
+        gamma = shares
+        beta = shares
+        mean = shares
+        variance = shares
+        if NORM:
+            gamma = front[0]
+            beta = front[1]
+            mean = front[2]
+            variance = front[3]
+        _front(
+            pid, parts, counts, norms, shares, gamma, beta, mean, variance, C, CS, programs, eps,
+            BC, NORM, FIXED,
+        )  # fmt: skip
+        if pid == 0:
+            total = (N * H * W).to(tl.float32)
+            tl.store(shares, (1.0 / total) if (NORM and not FIXED) else (total * 0))
+    for level in tl.static_range(L):
+        if pid == start + level:
+            of_hidden = hidden_norm(norms, level, CS, JS)
+            of_gates = gate_norm(norms, level, CS, JS, L)
+            mean = shares
+            variance = shares
+            gate_mean = shares
+            gate_variance = shares
+            if BRANCHES_FIXED:
+                mean = means[level]
+                variance = variances[level]
+                gate_mean = gate_means[level]
+                gate_variance = gate_variances[level]
+            _copy_norm(
+                of_hidden, gammas[level], betas[level], mean, variance, J, JS, hidden_eps,
+                BRANCHES_FIXED,
+            )  # fmt: skip
+            _copy_norm(
+                of_gates, gate_gammas[level], gate_betas[level], gate_mean, gate_variance, C, CS,
+                gate_eps, BRANCHES_FIXED,
+            )  # fmt: skip
+            total = (N * (DOWN[level] * ACROSS[level])).to(tl.float32)
+            tl.store(shares + 1 + level, (total * 0) if BRANCHES_FIXED else (1.0 / total))
+    start += L
+    wide = (J * CXS + BLOCK - 1) // BLOCK
+    tall = (C * JS + BLOCK - 1) // BLOCK
+    for level in tl.static_range(L):
+        if (pid >= start) & (pid < start + wide):
+            target = packed + level * (J * CXS)
+            _copy_padded(pid - start, reduces[level], target, J, CX, CXS, BLOCK)
+        start += wide
+        if (pid >= start) & (pid < start + tall):
+            target = packed + L * (J * CXS) + level * (C * JS)
+            _copy_padded(pid - start, expands[level], target, C, J, JS, BLOCK)
+        start += tall
+    if COARSE:
+        if pid >= start:
+            blocks = (CXS + CT - 1) // CT
+            _coarse_means(
+                (pid - start) // blocks, (pid - start) % blocks, cells, rows, N, CXS, H, W, fh, fw,
+                DOWN, ACROSS, ROWS_AT, SAME, ROWS, RB, QS, QB, CT,
+            )  # fmt: skip
+
+
+@triton.jit
+def _keep_statistics(
+    acc, in_r, rows, norm, parts, counts, counter, tile, first, tiles, stride, c, eps,
+    BM: tl.constexpr,
+):  # fmt: skip
+    """A tile's share of a norm's statistics; the last tile to come completes them."""
+    all_tiles = tl.num_programs(0)
+    held = tl.minimum(rows - (tile - first) * BM, BM).to(tl.float32)
+    value = tl.where(in_r[:, None], acc, 0.0)
+    added = tl.sum(value, 0)
+    away = tl.where(in_r[:, None], acc - (added / held)[None, :], 0.0)
+    tl.store(parts + tile * stride + c, added, c < stride)
+    tl.store(parts + (all_tiles + tile) * stride + c, tl.sum(away * away, 0), c < stride)
+    counts += tl.program_id(1) * all_tiles
+    tl.store(counts + tile, held)
+    if last_of(counter, tiles):
+        mine = parts + first * stride
+        mean, variance = moments_of(
+            mine, mine + all_tiles * stride, counts + first, stride, c, c < stride, tiles
+        )
+        gamma = tl.load(norm + GAMMA * stride + c, c < stride, 0.0)
+        beta = tl.load(norm + BETA * stride + c, c < stride, 0.0)
+        keep_norm(norm, stride, c, c < stride, mean, variance, gamma, beta, eps)
+
+
+@triton.jit(do_not_specialize=["N", "J", "CS", "CXS", "JS"])
+def reduce(
+    rows,  # rows × CXS, float32: means
+    packed,
+    norms,
+    normal,  # out: rows × CXS, the means behind the front norm, but for its γ and β
+    hidden,  # out: rows × JS, in front of their BN
+    parts,
+    counts,
+    counters,
+    N,
+    J,
+    CS,
+    CXS,
+    JS,
+    eps,  # of the hidden layers' norms
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    BM: tl.constexpr,
+    BJ: tl.constexpr,
+    BK: tl.constexpr,
+    NORM: tl.constexpr,
+    BRANCHES_FIXED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    L: tl.constexpr = len(DOWN)
+    CS = known(CS, 16)
+    CXS = known(CXS, 16)
+    JS = known(JS, 16)
+    tile = tl.program_id(0)
+    scale, first, tiles, count, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
+    r = (tile - first) * BM + tl.arange(0, BM)
+    in_r = r < count
+    at = (before + r).to(tl.int64)[:, None]
+    j = tl.program_id(1) * BJ + tl.arange(0, BJ)
+    weight = packed + scale * (J * CXS)
+    acc = tl.zeros([BM, BJ], tl.float32)
+    for start in range(0, CXS, BK):
+        k = start + tl.arange(0, BK)
+        in_k = k < CXS
+        mask = in_r[:, None] & in_k[None, :]
+        y = tl.load(rows + at * CXS + k[None, :], mask, 0.0)
+        w = tl.load(weight + j[None, :] * CXS + k[:, None], (j < J)[None, :] & in_k[:, None], 0.0)
+        if NORM:
+            mean = tl.load(norms + MEAN * CS + k, in_k, 0.0)
+            rstd = tl.load(norms + RSTD * CS + k, in_k, 0.0)
+            y = tl.where(mask, (y - mean[None, :]) * rstd[None, :], 0.0)
+        if tl.program_id(1) == 0:
+            tl.store(normal + at * CXS + k[None, :], y, mask)
+        if NORM:
+            gamma = tl.load(norms + GAMMA * CS + k, in_k, 0.0)
+            beta = tl.load(norms + BETA * CS + k, in_k, 0.0)
+            y = y * gamma[None, :] + beta[None, :]
+        acc = product(y, w, acc, PRECISION)
+    mask = in_r[:, None] & (j < JS)[None, :]
+    tl.store(hidden + at * JS + j[None, :], acc, mask)
+    if not BRANCHES_FIXED:
+        counter = counters + scale * tl.num_programs(1) + tl.program_id(1)
+        norm = hidden_norm(norms, scale, CS, JS)
+        _keep_statistics(
+            acc, in_r, count, norm, parts, counts, counter, tile, first, tiles, JS, j, eps, BM
+        )
+
+
+@triton.jit(do_not_specialize=["N", "C", "CS", "JS"])
+def expand(
+    hidden,
+    packed,  # Ω₂ of all scales
+    norms,
+    gates,  # out: rows × CS, in front of their BN
+    parts,
+    counts,
+    counters,
+    N,
+    C,
+    CS,
+    JS,
+    eps,  # of the gates' norms
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ROWS_AT: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+    BK: tl.constexpr,
+    BRANCHES_FIXED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    L: tl.constexpr = len(DOWN)
+    CS = known(CS, 16)
+    JS = known(JS, 16)
+    tile = tl.program_id(0)
+    scale, first, tiles, count, before = scale_of(tile, N, DOWN, ACROSS, ROWS_AT, BM)
+    r = (tile - first) * BM + tl.arange(0, BM)
+    in_r = r < count
+    at = (before + r).to(tl.int64)[:, None]
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    weight = packed + scale * (C * JS)
+    norm = hidden_norm(norms, scale, CS, JS)
+    acc = tl.zeros([BM, BC], tl.float32)
+    for start in range(0, JS, BK):
+        k = start + tl.arange(0, BK)
+        in_k = k < JS
+        h = tl.load(hidden + at * JS + k[None, :], in_r[:, None] & in_k[None, :], 0.0)
+        w = tl.load(weight + c[None, :] * JS + k[:, None], (c < C)[None, :] & in_k[:, None], 0.0)
+        slope = tl.load(norm + SLOPE * JS + k, in_k, 0.0)
+        intercept = tl.load(norm + INTERCEPT * JS + k, in_k, 0.0)
+        h = relu(h.to(tl.float32) * slope[None, :] + intercept[None, :])
+        acc = product(h, w, acc, PRECISION)
+    mask = in_r[:, None] & (c < CS)[None, :]
+    tl.store(gates + at * CS + c[None, :], acc, mask)
+    if not BRANCHES_FIXED:
+        counter = counters + scale * tl.num_programs(1) + tl.program_id(1)
+        _keep_statistics(
+            acc, in_r, count, gate_norm(norms, scale, CS, JS, L), parts, counts, counter, tile,
+            first, tiles, CS, c, eps, BM,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["C", "CS", "J", "JS", "values"],
+            do_not_specialize_on_alignment=["means", "variances", "seen"])  # fmt: skip
+def track(
+    norms,
+    shares,
+    means,  # running: of the front norm if there is one, the hidden layers', the gates'
+    variances,
+    seen,  # how many batches
+    momenta,
+    C,
+    CS,
+    J,
+    JS,
+    FRONT: tl.constexpr,  # how many of them there are: 0 or 1 …
+    BRANCHES: tl.constexpr,  # … and 0 or L
+    L: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Move running statistics towards a batch's, as BatchNorm2d does."""
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    for k in tl.static_range(len(means)):
+        if tl.program_id(0) == k:
+            if k < FRONT:
+                norm = norms
+                width = C
+                stride = CS
+                share = tl.load(shares)
+            elif k < FRONT + BRANCHES:
+                norm = hidden_norm(norms, k - FRONT, CS, JS)
+                width = J
+                stride = JS
+                share = tl.load(shares + 1 + (k - FRONT))
+            else:
+                norm = gate_norm(norms, k - FRONT - BRANCHES, CS, JS, L)
+                width = C
+                stride = CS
+                share = tl.load(shares + 1 + (k - FRONT - BRANCHES))
+            held = c < width
+            mean = tl.load(norm + c, held, 0.0)
+            variance = tl.load(norm + stride + c, held, 0.0)
+            old = tl.load(means[k] + c, held, 0.0).to(tl.float32)
+            old_variance = tl.load(variances[k] + c, held, 0.0).to(tl.float32)
+            if tl.program_id(1) == 0:
+                tl.store(seen[k], tl.load(seen[k]) + 1)
+            tl.store(means[k] + c, old * (1 - momenta[k]) + mean * momenta[k], held)
+            unbiased = variance / (1.0 - share)
+            tl.store(
+                variances[k] + c, old_variance * (1 - momenta[k]) + unbiased * momenta[k], held
+            )

@@ -1,0 +1,1 @@
+"""Means over clipped square windows as an op."""
