@@ -25,13 +25,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from peers import WARM_UP, MissingError, cast
 from reporting import append, heading, told
-from tail_op import TAILS, Tail, recalibration
+from tail_op import TAILS, Size, Tail, random_map, recalibration
 from torch import Tensor, nn
 
 SHORT, LONG = 2, 8  # blocks in a row
@@ -45,10 +46,10 @@ Laps = dict[str, float]
 class Row(nn.Module):
     """Tails one after the other, each recalibrating a map of its own."""
 
-    def __init__(self, kind: str, blocks: int, channels: int, device: torch.device) -> None:
+    def __init__(self, kind: str, blocks: int, size: Size, device: torch.device) -> None:
         super().__init__()
-        made = recalibration(kind, "resnet18", device)
-        self.tails = nn.ModuleList(Tail(channels, made) for _ in range(blocks))
+        made = recalibration(kind, size.net, device)
+        self.tails = nn.ModuleList(Tail(size.channels, made) for _ in range(blocks))
 
     def forward(self, maps: Sequence[Tensor], shortcut: Tensor) -> Tensor:
         for number, tail in enumerate(self.tails):
@@ -100,18 +101,10 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def subject(
-    kind: str, blocks: int, shape: tuple[int, int, int], device: torch.device, *, compiled: bool
-) -> Subject:
-    """A row, warmed up; shape is batch, channels and side."""
-    batch, channels, side = shape
-
-    def maps() -> Tensor:
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        drawn = torch.randn(batch, channels, side, side, device=device, dtype=dtype)
-        return drawn.contiguous(memory_format=torch.channels_last)
-
-    row = Row(kind, blocks, channels, device).to(device)
+def subject(kind: str, blocks: int, size: Size, device: torch.device, *, compiled: bool) -> Subject:
+    """A row, warmed up."""
+    maps = partial(random_map, size, device)
+    row = Row(kind, blocks, size, device).to(device)
     run: Any = torch.compile(row, dynamic=False) if compiled else row
     own = [maps().requires_grad_() for _ in range(blocks)]
     made = Subject(run, row, own, maps().requires_grad_(), maps())
@@ -186,12 +179,12 @@ def middle(laps: Sequence[Laps]) -> Laps:
 
 def prepare(mode: str, wanted: argparse.Namespace, device: torch.device) -> tuple[Pairs, int]:
     """A short and a long row of each variant that can be made; how many failed."""
-    shape, made, failed = (wanted.batch, wanted.channels, wanted.side), Pairs(), 0
+    made, failed = Pairs(), 0
     for kind in wanted.variants:
         begun = time.perf_counter()
         try:
             short, long = (
-                subject(kind, blocks, shape, device, compiled=mode == "compile")
+                subject(kind, blocks, wanted.map, device, compiled=mode == "compile")
                 for blocks in (SHORT, LONG)
             )
         except MissingError as why:
@@ -217,14 +210,14 @@ def counted(pair: tuple[Subject, Subject]) -> Laps | None:
 
 
 def show(
-    mode: str, pairs: Pairs, times: dict[str, Laps], wanted: argparse.Namespace
+    mode: str,
+    pairs: Pairs,
+    times: dict[str, Laps],
+    wanted: argparse.Namespace,
+    device: torch.device,
 ) -> list[dict[str, Any]]:
     """Print a mode's table; a record a variant and part."""
-    size = f"{wanted.side}×{wanted.side}×{wanted.channels}, batch {wanted.batch}"
-    print("\n" + heading(f"{mode}, a block's tail, {size}", torch.device("cuda")))
-    print(f"{'':12}" + "".join(f"{part:>27}" for part in PARTS))
-    print(f"{'':12}" + f"{'µs':>11}{'launch':>8}{'alloc':>8}" * len(PARTS))
-    records = []
+    records, rows = [], []  # printed together: the profiler has things to say
     for kind, pair in pairs.items():
         allocated, started = a_block(*(one.lap(allocations) for one in pair)), counted(pair)
         row = f"{kind:12}"
@@ -235,7 +228,12 @@ def show(
             found = {"launches": count, "allocations": allocated[part]}
             said = {"host": kind, "mode": mode, "part": part, "host_us": times[kind][part]}
             records.append(said | found)
-        print(row, flush=True)
+        rows.append(row)
+    what = f"{mode}, a block's tail of {wanted.map}, batch {wanted.map.batch}"
+    print("\n" + heading(what, device))
+    print(f"{'':12}" + "".join(f"{part:>27}" for part in PARTS))
+    print(f"{'':12}" + f"{'µs':>11}{'launch':>8}{'alloc':>8}" * len(PARTS))
+    print("\n".join(rows), flush=True)
     return records
 
 
@@ -252,6 +250,7 @@ def main(argv: Sequence[str]) -> int:
     add("--repeats", type=int, default=200, help="%(default)s")
     add("--json", type=Path, metavar="FILE", help="append a line a variant and part")
     wanted = parser.parse_args(argv)
+    wanted.map = Size("resnet18", wanted.side, wanted.channels, wanted.batch)
     wanted.variants, modes = wanted.variants.split(","), wanted.modes.split(",")
     for what, asked, known in (("variant", wanted.variants, TAILS), ("mode", modes, MODES)):
         if unknown := [name for name in asked if name not in known]:
@@ -267,7 +266,7 @@ def main(argv: Sequence[str]) -> int:
         pairs, lost = prepare(mode, wanted, device)
         timed[mode], failed = (pairs, host_time(pairs, wanted.repeats)), failed + lost
     for mode, (pairs, times) in timed.items():  # after all times: a profiler may leave traces
-        append(wanted.json, device, show(mode, pairs, times, wanted))
+        append(wanted.json, device, show(mode, pairs, times, wanted, device))
     return 1 if failed else 0
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 from peers import (
     BASE,
     OURS,
@@ -91,7 +92,15 @@ class Tail(nn.Module):
         return mssar.tail.tail(x, self.norm, self.recalibrate, shortcut)
 
 
-def tail_pair(
+def random_map(size: Size, device: torch.device) -> Tensor:
+    """As a convolution leaves it: in bf16 on CUDA, where autocast is on."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shape = (size.batch, size.channels, size.side, size.side)
+    drawn = torch.randn(shape, device=device, dtype=dtype)
+    return drawn.contiguous(memory_format=torch.channels_last)
+
+
+def tail_steps(
     kind: str, size: Size, device: torch.device, *, compiled: bool
 ) -> tuple[Step, Step, Step]:
     """Forward, backward, and one after the other, each once for each of several sets of maps."""
@@ -99,11 +108,7 @@ def tail_pair(
     wanted = tuple(tail.parameters())
     run: Any = torch.compile(tail, dynamic=False) if compiled else tail
 
-    def maps() -> Tensor:
-        shape = (size.batch, size.channels, size.side, size.side)
-        drawn = torch.randn(shape, device=device, dtype=torch.bfloat16)
-        return drawn.contiguous(memory_format=torch.channels_last)
-
+    maps = partial(random_map, size, device)
     sets = [(maps().requires_grad_(), maps().requires_grad_(), maps()) for _ in range(SETS)]
 
     def forward() -> list[Tensor]:
@@ -123,6 +128,10 @@ def tail_pair(
     return forward, backward, both
 
 
+def asked(wanted: argparse.Namespace) -> list[str]:
+    return [kind for kind in TAILS if kind in wanted.variants]
+
+
 def graphs(
     kinds: Sequence[str], size: Size, parts: Sequence[str]
 ) -> tuple[dict[tuple[str, str], Step], int]:
@@ -130,12 +139,14 @@ def graphs(
     device, made, failed = torch.device("cuda"), dict[tuple[str, str], Step](), 0
     for kind in kinds:
         try:
-            steps = tail_pair(kind, size, device, compiled=kind != OURS)
-            for part, step in zip(("forward", "backward", "both"), steps, strict=True):
-                if part in parts:
-                    for _ in range(WARM_UP):
-                        step()
-                    made[kind, part] = captured(step)
+            # A graph of a backward pass runs it again: what is kept for it may not be given away.
+            with functorch_config.patch(donated_buffer=False):
+                steps = tail_steps(kind, size, device, compiled=kind != OURS)
+                for part, step in zip(("forward", "backward", "both"), steps, strict=True):
+                    if part in parts:
+                        for _ in range(WARM_UP):
+                            step()
+                        made[kind, part] = captured(step)
         except MissingError as why:
             print(f"{size}: {kind} left out: {why}", flush=True)
         except Exception as why:
@@ -151,15 +162,9 @@ def tidy() -> None:
     torch.cuda.empty_cache()
 
 
-def _prepare(wanted: argparse.Namespace) -> list[str]:
-    """The kinds to time. A graph of a backward pass runs it again: nothing may be given away."""
-    torch._functorch.config.donated_buffer = False
-    return [kind for kind in TAILS if kind in wanted.variants]
-
-
 def against_memory(wanted: argparse.Namespace) -> int:
     """The tail's speed in bytes that must move, beside that of a copy; how many failed."""
-    device, kinds, failed = torch.device("cuda"), _prepare(wanted), 0
+    device, kinds, failed = torch.device("cuda"), asked(wanted), 0
     for size in MEMORY:
         bytes_ = 2 * size.batch * size.channels * size.side**2  # of a map in bf16
         with lane(device):
@@ -190,7 +195,7 @@ def against_memory(wanted: argparse.Namespace) -> int:
 
 def by_block(wanted: argparse.Namespace) -> int:
     """What a tail's forward and backward take in every block of the networks; how many failed."""
-    device, kinds, failed = torch.device("cuda"), _prepare(wanted), 0
+    device, kinds, failed = torch.device("cuda"), asked(wanted), 0
     columns = "".join(f"{kind:>11}" for kind in kinds)
     print("\n" + heading("µs of a tail, forward and backward", device))
     print(f"{'':26}{columns}{'more':>11}")
