@@ -85,6 +85,7 @@ def fleet(net: str, kind: str, count: int, batch: int, how: Execution) -> list[M
     data = Arrays("random", names, train, test, (127.5,) * 3, (73.9,) * 3)  # of uniform bytes
     recipe = varied(CIFAR_RESNET, batch=batch, augmentation=Crops(padding=0))
     resident = Resident(data, 0, how.device)
+    _wait(how.device)  # they read it on other streams
     runs = [Run(net, kind, recipe=recipe, seed=seed) for seed in range(count)]
     return [Member(run, data, resident, how) for run in runs]
 
