@@ -1,87 +1,79 @@
 """What recalibration costs: networks with none, this package's MS-SAR, and other people's modules.
 
     python benchmarks/overhead.py --workload resnet18-train resnet18-infer --json overhead.jsonl
+    python benchmarks/overhead.py --workload 'resnet18-eager-*' --variants none,timm-se,mssar
     python benchmarks/overhead.py --net resnet20 --batch 64 --train --mode compile
-    python benchmarks/overhead.py --op
+    python benchmarks/overhead.py --op blocks
 
-Prints a table a workload. A row is a variant: the median of timed steps, their 20th and 80th
-percentile, the median over that of the faster network without recalibration (plain, or with this
-package's fused tail), and on CUDA the peak memory of a step, over that of the plain network.
-Random data, channels_last; on CUDA bf16 autocast with fp32 parameters, on a CPU fp32. A training
-step is zero_grad, forward, cross-entropy and backward, without an optimiser. The variants take
-turns, so that a machine that slows down slows all of them down. For inference all variants alike
-keep their BN, which is not folded into convolutions.
+Prints a table a workload, and at the end one of them all. A row is a variant: the median of timed
+steps, their 20th and 80th percentile, the median over that of the network without recalibration,
+and on CUDA the peak memory of a step, over that network's. Random data, channels_last; on CUDA
+bf16 autocast with fp32 parameters, on a CPU fp32. A training step is zero_grad, forward,
+cross-entropy and backward, without an optimiser. A step takes as long as the device or the host
+needs for it, whichever is longer. The variants take turns, so that a machine that slows down slows
+all of them down. For inference all variants alike keep their BN, which is not folded into
+convolutions.
 
---op times the fused tail alone (BN, MS-SAR, addition, relu) against the memory it has to move.
+--op times the tail alone (BN, recalibration, addition, relu): against the memory it has to move,
+or with --op blocks the tails of all blocks of the networks.
 
-Variants: none and none-fused; timm-se, timm-cbam, timm-eca and timm-ge (single-stage in a
-DenseNet); se, mssar-reference (plain PyTorch) and mssar; obvious, which is MS-SAR as one first
-writes it. Those that need timm, CUDA or Triton are left out where these are missing. The exit
-status is 1 if a variant failed otherwise.
+Variants: none; timm-se, timm-cbam, timm-eca and timm-ge (single-stage in a DenseNet); se,
+mssar-reference (plain PyTorch) and mssar; obvious, which is MS-SAR as one first writes it. Those
+that need timm are left out without it. The exit status is 1 if a variant failed otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import tail_op
 import torch
 from peers import (
-    BASES,
+    BASE,
     OURS,
-    SETS,
-    TAILS,
     VARIANTS,
-    WARM_UP,
     MissingError,
     Ready,
-    Step,
     Times,
     Workload,
-    captured,
     cast,
     in_turns,
     lane,
     percentiles,
     ready,
-    tail_pair,
 )
+from reporting import append, heading, percent, told, verdict
 from torch import nn
 
 import mssar
-from mssar.lab.engine import provenance
 from mssar.networks.registry import architecture
 
 MODES = ("eager", "graph", "compile", "compile+graph")
 MEMORY_GOAL = 0.05  # of training on CUDA
-OPS = ((56, 64, 256), (28, 128, 256))  # side, channels, batch
-# Maps that a tail must move. Forward: x for its statistics; x and shortcut, to write the output.
-# Backward: the output, its gradient and x, to write the shortcut's gradient; that and x, to write
-# the gradient of x.
-MAPS = {"forward": 4, "backward": 7}
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # which all processes of a run share
 
 
-def _preset(name: str, batch: int, goal: float) -> Workload:
-    net, what = name.split("-")
-    cpu, size = what == "cpu", architecture(net).size[1]
-    how = ("compile", "cpu") if cpu else ("compile+graph", "cuda")
-    return Workload(name, net, batch, size, what == "train", *how, goal)
+def _preset(name: str, batch: int, goal: float | None) -> Workload:
+    """By its name: network, how unless it is compiled and graphed, what, batch if not the usual."""
+    net, *how, what = name.removesuffix(f"-{batch}").split("-")
+    size = architecture(net).size[1]
+    if what == "cpu":
+        return Workload(name, net, batch, size, False, "compile", "cpu", goal)
+    mode = how[0] if how else "compile+graph"
+    return Workload(name, net, batch, size, what == "train", mode, "cuda", goal)
 
 
 WORKLOADS = {
@@ -97,6 +89,17 @@ WORKLOADS = {
         ("resnet56-train", 128, 0.10),
         ("densenet100-train", 64, 0.10),
         ("resnet18-cpu", 8, 0.03),
+        # As people run networks before they look for speed, and in batches that leave a GPU idle.
+        ("resnet18-eager-train", 256, 0.08),
+        ("resnet18-eager-infer", 256, 0.08),
+        ("resnet18-eager-train-32", 32, 0.25),
+        ("resnet18-eager-infer-32", 32, 0.30),
+        ("resnet18-compile-train", 256, 0.06),
+        ("resnet18-compile-infer", 256, None),
+        ("resnet18-compile-train-32", 32, None),
+        ("resnet18-compile-infer-32", 32, None),
+        ("resnet18-train-32", 32, None),
+        ("resnet18-infer-32", 32, None),
     )
 }
 
@@ -118,9 +121,7 @@ def prepare(work: Workload, variants: Sequence[str]) -> tuple[dict[str, Ready], 
         except MissingError as why:
             print(f"{work.name}: {name} left out: {why}", flush=True)
         except Exception as why:
-            traceback.print_exc(limit=-3)
-            said = (str(why).strip() or "no reason given").splitlines()[0]
-            print(f"{work.name}: {name} failed: {type(why).__name__}: {said}", flush=True)
+            told(f"{work.name}: {name}", why)
             failed += 1
         else:
             took = time.perf_counter() - begun
@@ -131,8 +132,8 @@ def prepare(work: Workload, variants: Sequence[str]) -> tuple[dict[str, Ready], 
 def summary(work: Workload, made: dict[str, Ready], times: Times) -> list[dict[str, Any]]:
     """A record a variant."""
     found = {name: percentiles(taken) for name, taken in times.items()}
-    base = min((found[name][1] for name in BASES if name in found), default=None)
-    plain = made["none"].peak if "none" in made else None
+    base = found[BASE][1] if BASE in found else None
+    plain = made[BASE].peak if BASE in made else None
     records = []
     for name, (low, middle, high) in found.items():
         peak = made[name].peak
@@ -153,8 +154,7 @@ def summary(work: Workload, made: dict[str, Ready], times: Times) -> list[dict[s
 
 
 def show(work: Workload, records: Sequence[dict[str, Any]]) -> None:
-    where = provenance.hardware(torch.device(work.device))
-    print(f"\n{work.name}: {work}, {where}, {', '.join(f'{k} {v}' for k, v in versions().items())}")
+    print("\n" + heading(f"{work.name}: {work}", torch.device(work.device)))
     print(f"{'':16}{'ms':>10}{'p20':>10}{'p80':>10}{'cost':>11}{'MiB':>9}{'memory':>11}")
     for r in records:
         room = "" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 2**20:9.0f}"
@@ -169,38 +169,31 @@ def show(work: Workload, records: Sequence[dict[str, Any]]) -> None:
     sys.stdout.flush()
 
 
-def percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:+.1f} %"
+def show_all(works: Sequence[Workload], records: Sequence[dict[str, Any]]) -> None:
+    """What every workload costs, in a line each."""
+    costs = {(r["workload"], r["variant"]): r for r in records}
+    names = [name for name in VARIANTS if any(r["variant"] == name != BASE for r in records)]
+    wide = max(len(work.name) for work in works)
+    heads = "".join(f"{name:>{max(10, len(name) + 2)}}" for name in names)
+    print(f"\n{'cost':{wide}}{f'{BASE}, ms':>12}{heads}{'goal':>8}")
+    for work in works:
+        base = costs.get((work.name, BASE))
+        row = f"{work.name:{wide}}{base['median_ms'] if base else float('nan'):12.3f}"
+        for name in names:
+            r = costs.get((work.name, name))
+            row += f"{percent(r['cost']) if r else '-':>{max(10, len(name) + 2)}}"
+        if work.goal is not None:
+            row += f"{100 * work.goal:+6.0f} %"
+            ours = costs.get((work.name, OURS))
+            if ours and ours["cost"] is not None:
+                row += "  met" if ours["cost"] <= work.goal else "  missed"
+        print(row)
+    sys.stdout.flush()
 
 
-def verdict(share: float | None, goal: float) -> str:
-    if share is None:
-        return f"unknown without {BASES[0]}  goal {100 * goal:+.0f} %"
-    return f"{percent(share)}  goal {100 * goal:+.0f} %: {'met' if share <= goal else 'missed'}"
-
-
-def versions() -> dict[str, str]:
-    found = {"torch": str(torch.__version__)}
-    for name in ("triton", "timm"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def append(path: Path | None, device: torch.device, records: Sequence[dict[str, Any]]) -> None:
-    if path is None:
-        return
-    code = {k: v for k, v in provenance.code().items() if k != "version"}
-    common = {"hardware": provenance.hardware(device), **versions(), **code}
-    with path.open("a") as file:
-        file.writelines(json.dumps(record | common) + "\n" for record in records)
-
-
-def measure(work: Workload, wanted: argparse.Namespace) -> int:
-    """Print a workload's table; how many variants failed."""
-    device = torch.device(work.device)
+def measure(work: Workload, wanted: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """Print a workload's table; its records, and how many variants failed."""
+    device, records = torch.device(work.device), list[dict[str, Any]]()
     with lane(device):
         made, failed = prepare(work, wanted.variants)
         if made and not wanted.compile_only:
@@ -209,7 +202,7 @@ def measure(work: Workload, wanted: argparse.Namespace) -> int:
             records = summary(work, made, times)
             show(work, records)
             append(wanted.json, device, records)
-    return failed
+    return records, failed
 
 
 def tidy(work: Workload) -> None:
@@ -263,72 +256,50 @@ def shared_cache() -> Iterator[None]:
             del os.environ[CACHE]
 
 
-def against_memory(wanted: argparse.Namespace) -> None:
-    """The fused tail's speed in bytes that must move, beside that of a copy."""
-    device = torch.device("cuda")
-    for side, channels, batch in OPS:
-        size = 2 * batch * channels * side**2  # of a map in bf16
-        with lane(device):
-            source = torch.randint(256, (2**30,), dtype=torch.uint8, device=device)
-            steps: dict[str, Step] = {"copy": partial(torch.empty_like(source).copy_, source)}
-            moved = {"copy": 2 * source.numel()}
-            for kind in TAILS:
-                pair = tail_pair(channels, side, batch, kind)
-                for (part, maps), step in zip(MAPS.items(), pair, strict=True):
-                    for _ in range(WARM_UP):
-                        step()
-                    steps[f"{kind} {part}"] = captured(step)
-                    moved[f"{kind} {part}"] = SETS * maps * size
-            times = in_turns(steps, device, wanted.seconds, wanted.rounds)
-        speed = {name: moved[name] / percentiles(taken)[1] / 1e9 for name, taken in times.items()}
-        print(f"\ntail of {side}×{side}×{channels}, batch {batch}, {provenance.hardware(device)}")
-        print(f"{'':16}{'ms':>10}{'TB/s':>9}{'of copy':>9}")
-        records = []
-        for name, taken in times.items():
-            once = percentiles(taken)[1] / (1 if name == "copy" else SETS)
-            share = speed[name] / speed["copy"]
-            print(f"{name:16}{once:10.3f}{speed[name]:9.2f}{share:9.0%}", flush=True)
-            said = {"side": side, "channels": channels, "batch": batch, "median_ms": once}
-            records.append({"op": name, **said, "terabytes_a_second": speed[name], "share": share})
-        append(wanted.json, device, records)
-
-
 def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Workload]]:
     """The command line, and the workloads that it asks for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    known = "".join(f"\n  {work.name}: {work}" for work in WORKLOADS.values())
-    add("--workload", nargs="+", metavar="NAME", help=f"all, or some of{known}")
+    named = "".join(f"\n  {work.name}: {work}" for work in WORKLOADS.values())
+    add("--workload", nargs="+", metavar="NAME", help=f"all, or some of (* is any){named}")
     add("--net", choices=mssar.list_models(), help="instead of a workload; resnet20")
     add("--batch", type=int, help="with --net; 128")
     add("--size", type=int, help="with --net: side of an image; the network's own")
     add("--train", action="store_true", help="with --net: forward and backward; else inference")
     add("--mode", choices=MODES, help="the workload's own; with --net eager")
-    add("--variants", default=",".join(VARIANTS), help="some of %(default)s")
-    add("--seconds", type=float, default=10.0, help="of measuring, a workload; %(default)s")
-    add("--rounds", type=int, default=20, help="at least so many; %(default)s")
+    fewer = f"; all, with --op {','.join(tail_op.USUAL)}"
+    add("--variants", help=f"some of {','.join(VARIANTS)}{fewer}")
+    add("--seconds", type=float, help="of measuring; 10 a workload, 3 or 1 a size of --op")
+    add("--rounds", type=int, default=8, help="at least so many; %(default)s")
     add("--jobs", type=int, default=0, help="processes that compile ahead; each needs memory")
     add("--json", type=Path, metavar="FILE", help="append a line a variant")
-    add("--op", action="store_true", help="the fused tail alone, against a copy")
+    what = "the tail alone: against a copy, or by block"
+    add("--op", nargs="?", const="memory", choices=list(tail_op.WAYS), help=what)
     add("--compile-only", action="store_true", help=argparse.SUPPRESS)
     wanted = parser.parse_args(argv)
-    wanted.variants = wanted.variants.split(",")
-    if unknown := [name for name in wanted.variants if name not in VARIANTS]:
-        parser.error(f"no variant {unknown[0]!r}; there are {', '.join(VARIANTS)}")
+    known = tail_op.TAILS if wanted.op else tuple(VARIANTS)
+    usual = tail_op.USUAL if wanted.op else known
+    wanted.variants = wanted.variants.split(",") if wanted.variants else list(usual)
+    if unknown := [name for name in wanted.variants if name not in known]:
+        parser.error(f"no variant {unknown[0]!r}; there are {', '.join(known)}")
     if wanted.rounds < 1:
         parser.error(f"--rounds is 1 or more; got {wanted.rounds}")
     cuda = torch.cuda.is_available()
     if wanted.op and not cuda:
         parser.error("--op needs a CUDA device")
+    if wanted.seconds is None:
+        wanted.seconds = tail_op.SECONDS[wanted.op] if wanted.op else 10.0
     if wanted.workload and (wanted.net or wanted.batch or wanted.size or wanted.train):
         parser.error("--net, --batch, --size and --train are for a workload without a name")
-    names = list(WORKLOADS) if wanted.workload == ["all"] else wanted.workload or []
-    if unknown := [name for name in names if name not in WORKLOADS]:
-        parser.error(f"no workload {unknown[0]!r}; there are all, {', '.join(WORKLOADS)}")
-    works = [WORKLOADS[name] for name in names]
-    if not names:
+    works = []
+    for asked in wanted.workload or []:
+        found = [w for w in WORKLOADS.values() if asked == "all" or fnmatch(w.name, asked)]
+        if not found:
+            parser.error(f"no workload {asked!r}; there are all, {', '.join(WORKLOADS)}")
+        works += [work for work in found if work not in works]
+    if not works:
         net, device = wanted.net or "resnet20", "cuda" if cuda else "cpu"
         size = wanted.size or architecture(net).size[1]
         works = [Workload(net, net, wanted.batch or 128, size, wanted.train, "eager", device)]
@@ -347,11 +318,10 @@ def main(argv: Sequence[str]) -> int:
     wanted, works = parsed(argv)
     torch.backends.cudnn.benchmark = True  # shapes stay the same: worth a search
     if wanted.op:
-        against_memory(wanted)
-        return 0
+        return tail_op.WAYS[wanted.op](wanted)
     compiled = any("compile" in work.mode for work in works)
     ahead = compiled and wanted.jobs and not wanted.compile_only
-    failed = 0
+    records, failed = list[dict[str, Any]](), 0
     # The first thing, since torch._dynamo names a directory when it is imported.
     with shared_cache() if ahead else nullcontext():
         if compiled:  # variants share code, and none may be given up on
@@ -359,8 +329,15 @@ def main(argv: Sequence[str]) -> int:
         if ahead:
             compile_ahead(works, wanted, argv)
         for work in works:
-            failed += measure(work, wanted)
+            try:
+                found, lost = measure(work, wanted)
+            except Exception as why:  # the other workloads go on
+                found, lost = [], 1
+                told(work.name, why)
+            records, failed = records + found, failed + lost
             tidy(work)
+    if len(works) > 1 and records:
+        show_all(works, records)
     return 1 if failed else 0
 
 

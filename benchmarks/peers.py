@@ -1,5 +1,5 @@
-"""What benchmarks/overhead.py compares, and how it is timed: networks without recalibration, with
-this package's, and with other people's."""
+"""What the benchmarks compare, and how it is timed: networks without recalibration, with this
+package's, and with other people's."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mssar
-import mssar.tail
 from mssar.networks.registry import architecture
 
 WARM_UP = 3  # steps before any is timed or captured: libraries search and set themselves up
-
-SETS = 4  # of maps, for the fused tail alone
+TURN = 4  # steps that are timed one after the other on a GPU
 
 Step = Callable[[], object]
 Times = dict[str, list[float]]
@@ -85,6 +83,11 @@ def has_triton(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
+def without(net: str, _: torch.device) -> nn.Module:
+    """A network without recalibration."""
+    return mssar.create_model(net)
+
+
 def plain(recalibration: str, net: str, _: torch.device) -> nn.Module:
     """A network in plain PyTorch."""
     return mssar.create_model(net, recalibration, backend="reference")
@@ -96,22 +99,13 @@ def own(recalibration: str, net: str, device: torch.device) -> nn.Module:
     return mssar.create_model(net, recalibration, backend=backend)
 
 
-def fused(recalibration: str, net: str, device: torch.device) -> nn.Module:
-    """The same, and nothing where there are no fused kernels."""
-    if not has_triton(device):
-        raise MissingError("fused kernels need a CUDA device and Triton")
-    if architecture(net).staged:
-        raise MissingError("a DenseNet's steps have no tail to fuse")
-    return own(recalibration, net, device)
-
-
 def obvious(net: str, _: torch.device) -> nn.Module:
     reduction = architecture(net).defaults.get("reduction", 1)
     return mssar.create_model(net, partial(Obvious, reduction=reduction))
 
 
-def of_timm(file: str, kind: str, options: dict[str, Any], net: str, _: torch.device) -> nn.Module:
-    """A module of timm's; a DenseNet's recalibrates the new channels by themselves."""
+def of_timm(file: str, kind: str, options: dict[str, Any], channels: int) -> nn.Module:
+    """A module of timm's for so many channels."""
     if importlib.util.find_spec("timm") is None:
         raise MissingError("timm is not installed")
     try:
@@ -120,8 +114,13 @@ def of_timm(file: str, kind: str, options: dict[str, Any], net: str, _: torch.de
         raise MissingError(f"timm cannot be imported: {why}") from None
     if not hasattr(module, kind):
         raise MissingError(f"this timm has no {kind}")
-    made = getattr(module, kind)
-    return mssar.create_model(net, lambda channels: made(channels, **options))
+    made: nn.Module = getattr(module, kind)(channels, **options)
+    return made
+
+
+def with_timm(name: str, net: str, _: torch.device) -> nn.Module:
+    """A DenseNet's recalibrates the new channels by themselves."""
+    return mssar.create_model(net, TIMM[name])
 
 
 SIXTEENTH: dict[str, Any] = {"rd_ratio": 1 / 16}
@@ -129,19 +128,21 @@ SIXTEENTH: dict[str, Any] = {"rd_ratio": 1 / 16}
 # nearest of every fourth: timm's global extent is SE again, and its MLP fails to build in 1.0.30.
 EXTENT: dict[str, Any] = {"extent": 4, "use_mlp": False}
 
-VARIANTS: dict[str, Callable[[str, torch.device], nn.Module]] = {
-    "none": partial(plain, "none"),
-    "none-fused": partial(fused, "none"),
+TIMM: dict[str, Callable[[int], nn.Module]] = {
     "timm-se": partial(of_timm, "squeeze_excite", "SEModule", SIXTEENTH),
     "timm-cbam": partial(of_timm, "cbam", "CbamModule", SIXTEENTH),
     "timm-eca": partial(of_timm, "eca", "EcaModule", {}),
     "timm-ge": partial(of_timm, "gather_excite", "GatherExcite", EXTENT),
+}
+VARIANTS: dict[str, Callable[[str, torch.device], nn.Module]] = {
+    "none": without,
+    **{name: partial(with_timm, name) for name in TIMM},
     "se": partial(own, "se"),
     "obvious": obvious,
     "mssar-reference": partial(plain, "mssar"),
     "mssar": partial(own, "mssar"),
 }
-BASES = ("none", "none-fused")  # costs are over the faster of these
+BASE = "none"  # whose time costs are over
 OURS = "mssar"
 
 
@@ -153,25 +154,26 @@ class Ready:
     peak: int | None  # bytes of CUDA memory: weights, gradients and maps
 
 
-def cast(device: torch.device) -> AbstractContextManager[Any]:
-    """bf16 on CUDA. Nothing is kept between steps, so that a graph holds all casts."""
+def cast(device: torch.device, graphed: bool = False) -> AbstractContextManager[Any]:
+    """bf16 on CUDA. With a graph nothing is kept for later, so that it holds all casts."""
     on = device.type == "cuda"
-    return torch.autocast(device.type, torch.bfloat16, enabled=on, cache_enabled=False)
+    return torch.autocast(device.type, torch.bfloat16, enabled=on, cache_enabled=not graphed)
 
 
 def step_of(model: nn.Module, work: Workload, data: tuple[Tensor, Tensor]) -> Step:
     (x, label), device = data, data[0].device
     run: Any = torch.compile(model, dynamic=False) if "compile" in work.mode else model
+    graphed = "graph" in work.mode
 
     def train() -> None:
         model.zero_grad(set_to_none=True)
-        with cast(device):
+        with cast(device, graphed):
             loss = F.cross_entropy(run(x), label)
         loss.backward()
 
     @torch.inference_mode()
     def infer() -> None:
-        with cast(device):
+        with cast(device, graphed):
             run(x)
 
     return train if work.train else infer
@@ -229,33 +231,31 @@ def lane(device: torch.device) -> AbstractContextManager[Any]:
 def in_turns(steps: dict[str, Step], device: torch.device, seconds: float, rounds: int) -> Times:
     """Milliseconds of each step: rounds in an order that rotates, the first of them not counted."""
     names, times = list(steps), {name: list[float]() for name in steps}
-    turn = _round_on_gpu if device.type == "cuda" else _round
-    turn(list(steps.values()))
+    turn = _turn_on_gpu if device.type == "cuda" else _turn
+    for step in steps.values():
+        turn(step)
     end, done = time.perf_counter() + seconds, 0
     while done < rounds or time.perf_counter() < end:
         first = done % len(names)
-        order = names[first:] + names[:first]
-        for name, taken in zip(order, turn([steps[name] for name in order]), strict=True):
-            times[name].append(taken)
+        for name in names[first:] + names[:first]:
+            times[name] += turn(steps[name])
         done += 1
     return times
 
 
-def _round(steps: Sequence[Step]) -> list[float]:
-    found = []
-    for step in steps:
-        begun = time.perf_counter()
-        step()
-        found.append(1e3 * (time.perf_counter() - begun))
-    return found
+def _turn(step: Step) -> list[float]:
+    begun = time.perf_counter()
+    step()
+    return [1e3 * (time.perf_counter() - begun)]
 
 
-def _round_on_gpu(steps: Sequence[Step]) -> list[float]:
-    """One step is not timed: while it runs the others are issued."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]
-    steps[-1]()
+def _turn_on_gpu(step: Step) -> list[float]:
+    """One step is not timed: while it runs the others are issued. A turn begins with a device that
+    has nothing to do, so that a host that falls behind cannot hide behind another's steps."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(TURN + 1)]
+    step()
     marks[0].record()
-    for step, mark in zip(steps, marks[1:], strict=True):
+    for mark in marks[1:]:
         step()
         mark.record()
     marks[-1].synchronize()
@@ -266,48 +266,3 @@ def percentiles(times: Sequence[float]) -> tuple[float, float, float]:
     at = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
     low, middle, high = torch.tensor(times, dtype=torch.float64).quantile(at).tolist()
     return low, middle, high
-
-
-class Tail(nn.Module):
-    """The end of a residual block, fused."""
-
-    def __init__(self, channels: int, recalibrate: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.recalibrate = nn.BatchNorm2d(channels), recalibrate
-
-    def forward(self, x: Tensor, shortcut: Tensor) -> Tensor:
-        return mssar.tail.tail(x, self.norm, self.recalibrate, shortcut)
-
-
-TAILS: dict[str, Callable[[int], nn.Module]] = {
-    "none": lambda _: mssar.tail.Nothing("triton"),
-    "mssar": lambda channels: mssar.MSSAR(channels, backend="triton"),
-}
-
-
-def tail_pair(channels: int, side: int, batch: int, kind: str = "mssar") -> tuple[Step, Step]:
-    """Forward and backward of a fused tail, once for each of several sets of maps: together these
-    are larger than the L2 cache."""
-    device = torch.device("cuda")
-    tail = Tail(channels, TAILS[kind](channels)).to(device)
-    wanted = tuple(tail.parameters())
-
-    def maps() -> Tensor:
-        drawn = torch.randn(batch, channels, side, side, device=device, dtype=torch.bfloat16)
-        return drawn.contiguous(memory_format=torch.channels_last)
-
-    sets = [(maps().requires_grad_(), maps().requires_grad_(), maps()) for _ in range(SETS)]
-
-    def forward() -> list[Tensor]:
-        with cast(device):
-            return [tail(x, shortcut) for x, shortcut, _ in sets]
-
-    outs = forward()
-
-    def backward() -> list[Any]:
-        return [
-            torch.autograd.grad(out, (x, shortcut, *wanted), grad, retain_graph=True)
-            for out, (x, shortcut, grad) in zip(outs, sets, strict=True)
-        ]
-
-    return forward, backward
