@@ -33,7 +33,7 @@ def symbolic(size: Size) -> bool:
     takes seconds to solve. The ways named "by index" ask nothing and leave sums to tensors.
     """
     if not torch.compiler.is_compiling():
-        return isinstance(size[0], torch.SymInt) or isinstance(size[1], torch.SymInt)
+        return not (type(size[0]) is int and type(size[1]) is int)  # but torch.SymInt
     # Inside torch.compile a SymInt passes for an int. Imported here since sympy comes along.
     import torch.fx.experimental.symbolic_shapes as shapes
 
@@ -137,8 +137,7 @@ def mean_by_cells_last(x: Tensor, grid: Size) -> Tensor:
 
 
 def mean_by_index(x: Tensor, grid: Size) -> Tensor:
-    means: Tensor = _Means.apply(x, *grid) if x.requires_grad else _gather_means(x, grid)
-    return means
+    return _applied(_Means, x, grid) if x.requires_grad else _gather_means(x, grid)
 
 
 def _sides(x: Tensor, grid: Size) -> Size:
@@ -189,8 +188,7 @@ def repeat_by_runs(z: Tensor, size: Size) -> Tensor:
 
 
 def repeat_by_index(z: Tensor, size: Size) -> Tensor:
-    repeated: Tensor = _Repeated.apply(z, *size) if z.requires_grad else _gather(z, size)
-    return repeated
+    return _applied(_Repeated, z, size) if z.requires_grad else _gather(z, size)
 
 
 def _repeat_runs(z: Tensor, axis: int, runs: list[int]) -> Tensor:
@@ -278,9 +276,9 @@ class _Means(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        size, grid = ctx.size, gradient.shape[-2:]
-        share = (gradient / areas_by_index(size, grid, gradient)).to(gradient.dtype)
-        return _Repeated.apply(share, *size), None, None
+        grid = gradient.shape[ROWS], gradient.shape[COLUMNS]
+        share = (gradient / areas_by_index(ctx.size, grid, gradient)).to(gradient.dtype)
+        return _applied(_Repeated, share, ctx.size), None, None
 
 
 class _Repeated(torch.autograd.Function):
@@ -296,9 +294,14 @@ class _Repeated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        size, grid = gradient.shape[-2:], ctx.grid
-        means = _Means.apply(gradient, *grid)
-        return (means * areas_by_index(size, grid, gradient)).to(gradient.dtype), None, None
+        size = gradient.shape[ROWS], gradient.shape[COLUMNS]
+        sums = _applied(_Means, gradient, ctx.grid) * areas_by_index(size, ctx.grid, gradient)
+        return sums.to(gradient.dtype), None, None
+
+
+def _applied(function: type[torch.autograd.Function], x: Tensor, size: Size) -> Tensor:
+    result: Tensor = function.apply(x, *size)
+    return result
 
 
 def _gather(z: Tensor, size: Size) -> Tensor:
