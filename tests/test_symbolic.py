@@ -1,7 +1,6 @@
 """Sizes that a tracer leaves open: partitions by index, a graph for many sizes, exports for all."""
 
 import copy
-import itertools
 import time
 
 import pytest
@@ -21,10 +20,6 @@ LAYERS = [
     pytest.param({"scales": (2, 3)}, id="separate"),
     pytest.param({"strategy": "sliding"}, id="sliding"),
 ]
-# Dynamo makes one of any autograd.Function that it traces, which is deprecated.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*Function.*should not be instantiated:DeprecationWarning"
-)
 asks = pytest.mark.skipif(
     not hasattr(symbolic_shapes, "has_static_value"), reason="since torch 2.8"
 )
@@ -114,7 +109,7 @@ def test_a_network_is_traced_for_many_sizes_at_once(unchecked, dynamic):
     seconds = time.perf_counter() - began
     # One for the first size, one for squares, one for all others: 3 and 2.
     assert graphs.frame_count <= (3 if dynamic is None else 2)
-    assert seconds < 30, seconds  # SECONDS
+    assert seconds < 60, seconds  # 9 to 20 on a busy CPU, where it was minutes
 
 
 @asks
@@ -135,18 +130,18 @@ def test_gradients_of_open_sizes(unchecked, options, memory_format):
         assert_close(found[1], found[0], **EXACT)
         assert found[1][0].stride() == found[0][0].stride()
         assert_close(list(twin.buffers()), list(layer.buffers()), **EXACT)
-    assert graphs.frame_count == 1
+    assert graphs.frame_count == 2  # one forward and one backward
 
 
 @asks
 def test_axes_shorter_than_a_scale(unchecked):
-    """They have a position a region: other graphs than longer ones, and no more than a few."""
+    """They have a position a region: another graph than longer ones, and no other."""
     layer, graphs = unchecked.MSSAR(6, dtype=torch.float64).eval(), Graphs("eager")
     compiled = torch.compile(layer, backend=graphs, fullgraph=True, dynamic=True)
-    for size in itertools.product((2, 3, 9), (3, 7)):
-        x = random(2, 6, *size)
+    for size in ((3, 7), (2, 8), (2, 30), (9, 3), (7, 2)):
+        x = random(5, 6, *size)
         assert_close(compiled(x), layer(x), **EXACT)
-    assert graphs.frame_count < 6  # as many as sizes
+    assert graphs.frame_count == 2  # short and long, long and short
 
 
 # --- torch.export
@@ -184,7 +179,7 @@ def test_networks_export_for_any_size(unchecked, step):
     if step == 1:
         x = random(2, 3, 50, 37)
         assert_close(program(x), network(x), **EXACT)
-    assert seconds < 30, seconds  # SECONDS
+    assert seconds < 30, seconds  # 4 to 7 on a CPU
 
 
 @asks
