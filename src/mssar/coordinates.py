@@ -19,7 +19,7 @@ from mssar import partition
 from mssar.partition import COLUMNS, ROWS, Size, accumulation
 
 if TYPE_CHECKING:  # the tests set this, and so check every shape below
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 
 def require_count(what: str, value: object) -> None:
@@ -141,10 +141,20 @@ class Sliding:
     def pool(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
         """The mean over each position's window."""
         require_map("x", x)
-        radius = self.radius((x.shape[-2], x.shape[-1]))
-        wide = x.to(accumulation(x))
+        size, wide = size_of(x), x.to(accumulation(x))
+        if partition.symbolic(size) and x.device.type != "mps":  # which has no float64
+            reach = self._reach(size, x.device)
+            rows = partition.window_mean_by_index(wide, COLUMNS, reach)
+            return partition.window_mean_by_index(rows, ROWS, reach).to(x.dtype)
+        radius = self.radius(size)
         rows = partition.window_mean(wide, COLUMNS, radius)
         return partition.window_mean(rows, ROWS, radius).to(x.dtype)
+
+    def _reach(self, size: Size, device: torch.device) -> Int[Tensor, ""]:
+        # The radius of a size that a tracer leaves open. The root of a whole number below 2⁵² is
+        # rounded so well in float64 that its floor is right.
+        square = torch.full((), size[0] * size[1], dtype=torch.int64, device=device)
+        return (square // self.scale**2).double().sqrt().floor().long()
 
     def spread(self, z: Float[Tensor, "N C H W"], size: Size) -> Float[Tensor, "N C H W"]:
         """Every position has a window of its own, so its value is there already."""

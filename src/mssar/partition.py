@@ -26,23 +26,20 @@ Op: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ROWS, COLUMNS = 2, 3  # the spatial axes of N C H W
 
 
-def symbolic(*sizes: int) -> bool:
-    """Whether someone traces who leaves one of these sizes open.
+def symbolic(size: Size) -> bool:
+    """Whether someone traces who leaves this size open.
 
     Arithmetic on such a size costs: what is asked of it becomes a guard, and a remainder one that
     takes seconds to solve. The ways named "by index" ask nothing and leave sums to tensors.
     """
-    if torch.compiler.is_compiling():
-        return any(_is_open(size) for size in sizes)
-    return any(isinstance(size, torch.SymInt) for size in sizes)
-
-
-def _is_open(size: int) -> bool:
+    if not torch.compiler.is_compiling():
+        return not (type(size[0]) is int and type(size[1]) is int)  # but torch.SymInt
     # Inside torch.compile a SymInt passes for an int. Imported here since sympy comes along.
     import torch.fx.experimental.symbolic_shapes as shapes
 
-    # Before torch 2.8 there is no way to ask; then sizes are taken for known, and guards are slow.
-    return hasattr(shapes, "has_static_value") and not shapes.has_static_value(size)
+    if not hasattr(shapes, "has_static_value"):  # before torch 2.8 there is no way to ask
+        return False
+    return not (shapes.has_static_value(size[0]) and shapes.has_static_value(size[1]))
 
 
 def accumulation(x: Tensor) -> torch.dtype:
@@ -60,20 +57,30 @@ def runs(length: int, parts: int) -> list[int]:
 
 def areas(size: Size, grid: Size, like: Tensor) -> Float[Tensor, "1 1 h w"] | None:
     """How many positions the cells hold; None where they are known to hold equally many."""
-    if not symbolic(*size, *grid) and size[0] % grid[0] == 0 and size[1] % grid[1] == 0:
+    if symbolic(size):
+        return areas_by_index(size, grid, like)
+    (height, width), (h, w) = size, grid
+    if height % h == 0 and width % w == 0:
         return None
+    rows = torch.arange(h - 1, h * (height + 1), height, device=like.device) // h
+    columns = torch.arange(w - 1, w * (width + 1), width, device=like.device) // w
+    return _areas(rows, columns, like)
+
+
+def areas_by_index(size: Size, grid: Size, like: Tensor) -> Float[Tensor, "1 1 h w"]:
     rows, columns = (
-        _borders(length, parts, like.device).diff()
-        for length, parts in zip(size, grid, strict=True)
+        _borders(length, parts, like.device) for length, parts in zip(size, grid, strict=True)
     )
-    return (rows[:, None] * columns)[None, None].to(accumulation(like))
+    return _areas(rows, columns, like)
+
+
+def _areas(rows: Int[Tensor, " j"], columns: Int[Tensor, " k"], like: Tensor) -> Tensor:
+    return (rows.diff()[:, None] * columns.diff())[None, None].to(accumulation(like))
 
 
 def _borders(length: int, parts: int, device: torch.device) -> Int[Tensor, " j"]:
-    # ⌈j·n/K⌉ for j from 0 to K, made on the device: a copy from the host would wait for it.
-    if symbolic(length):  # then no steps of that size, lest how many there are becomes a question
-        return (torch.arange(parts + 1, device=device) * length + (parts - 1)) // parts
-    return torch.arange(parts - 1, parts * (length + 1), length, device=device) // parts
+    """⌈j·n/K⌉ for j from 0 to K, made on the device: a copy from the host would wait for it."""
+    return (torch.arange(parts + 1, device=device) * length + (parts - 1)) // parts
 
 
 def is_channels_last(x: Tensor) -> bool:
@@ -91,7 +98,7 @@ def mean(x: Float[Tensor, "N C H W"], grid: Size) -> Float[Tensor, "N C h w"]:
 
 def _way_to_mean(x: Tensor, grid: Size) -> Callable[[Tensor, Size], Tensor]:
     height, width = x.shape[-2:]
-    if symbolic(height, width, *grid):
+    if symbolic((height, width)):
         return mean_by_index
     compiling = torch.compiler.is_compiling()
     if height % grid[0] or width % grid[1] or not (x.is_cuda or compiling):
@@ -130,9 +137,7 @@ def mean_by_cells_last(x: Tensor, grid: Size) -> Tensor:
 
 
 def mean_by_index(x: Tensor, grid: Size) -> Tensor:
-    held = areas((x.shape[ROWS], x.shape[COLUMNS]), grid, x)
-    sums: Tensor = _Sums.apply(x, *grid)
-    return (sums / held).to(x.dtype)
+    return _applied(_Means, x, grid) if x.requires_grad else _gather_means(x, grid)
 
 
 def _sides(x: Tensor, grid: Size) -> Size:
@@ -169,13 +174,11 @@ def repeat(z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
 
 def _way_to_repeat(z: Tensor, size: Size) -> Callable[[Tensor, Size], Tensor]:
     h, w = z.shape[-2:]
-    if symbolic(*size, h, w):
+    if symbolic(size):
         return repeat_by_index
     compiled = torch.compiler.is_compiling() and z.device.type == "cpu"
     if compiled and (size[0] % h or size[1] % w) and not z.requires_grad:
-        # Inductor writes concatenated maps out, and reads z through an index; but going back
-        # it would scatter.
-        return repeat_expanded_by_index
+        return repeat_by_index  # Inductor writes concatenated maps out, but reads through an index
     return repeat_by_runs
 
 
@@ -184,22 +187,8 @@ def repeat_by_runs(z: Tensor, size: Size) -> Tensor:
     return _repeat_runs(strips, ROWS, runs(size[0], z.shape[ROWS]))
 
 
-def repeat_expanded_by_index(z: Tensor, size: Size) -> Tensor:
-    """What is expanded Inductor computes first, so z is not made anew at every position."""
-    rows, columns = _owners(z, size)
-    return z.unsqueeze(4).expand(*z.shape, 2)[:, :, rows[:, None], columns, 0]
-
-
 def repeat_by_index(z: Tensor, size: Size) -> Tensor:
-    repeated: Tensor = _Repeated.apply(z, *size)
-    return repeated
-
-
-def _owners(z: Tensor, size: Size) -> tuple[Int[Tensor, " H"], Int[Tensor, " W"]]:
-    """Which run each row, and each column, lies in."""
-    (height, width), (h, w) = size, z.shape[-2:]
-    rows = torch.arange(height, device=z.device) * h // height
-    return rows, torch.arange(width, device=z.device) * w // width
+    return _applied(_Repeated, z, size) if z.requires_grad else _gather(z, size)
 
 
 def _repeat_runs(z: Tensor, axis: int, runs: list[int]) -> Tensor:
@@ -235,7 +224,7 @@ def combine(
 
 def _way_to_combine(x: Tensor, z: Tensor) -> Callable[[Op, Tensor, Tensor], Tensor]:
     (height, width), (h, w) = x.shape[-2:], z.shape[-2:]
-    if symbolic(height, width, h, w):
+    if symbolic((height, width)):
         return combine_repeated
     if is_channels_last(x):
         return combine_last
@@ -270,56 +259,76 @@ def combine_by_cells(op: Op, x: Tensor, z: Tensor) -> Tensor:
     return op(cells, z[:, :, :, None, :, None]).flatten(4, 5).flatten(2, 3)
 
 
-# --- By index: sums over cells and their transpose, each going back by way of the other. Autograd's
-# own way back would scatter, which adds one number at a time.
+# --- By index: means over cells and values laid over them, each going back by way of the other.
+# Autograd's own way back would scatter, which adds one number at a time and in any order.
 
 
-class _Sums(torch.autograd.Function):
-    """The sum over each cell of a map, in float32 at least."""
-
+class _Means(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, h: int, w: int) -> Tensor:
-        return _sum_by_index(_sum_by_index(x, ROWS, h), COLUMNS, w)
+        return _gather_means(x, (h, w))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int, int], output: Tensor) -> None:  # noqa: ARG004
-        ctx.size, ctx.dtype = inputs[0].shape[-2:], inputs[0].dtype
+        ctx.size = inputs[0].shape[-2:]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _Repeated.apply(gradient, *ctx.size).to(ctx.dtype), None, None
+        grid = gradient.shape[ROWS], gradient.shape[COLUMNS]
+        share = (gradient / areas_by_index(ctx.size, grid, gradient)).to(gradient.dtype)
+        return _applied(_Repeated, share, ctx.size), None, None
 
 
 class _Repeated(torch.autograd.Function):
-    """The value of each cell at all its positions."""
-
     generate_vmap_rule = True
 
     @staticmethod
     def forward(z: Tensor, height: int, width: int) -> Tensor:
-        rows, columns = _owners(z, (height, width))
-        return z[:, :, rows[:, None], columns]
+        return _gather(z, (height, width))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int, int], output: Tensor) -> None:  # noqa: ARG004
-        ctx.grid, ctx.dtype = inputs[0].shape[-2:], inputs[0].dtype
+        ctx.grid = inputs[0].shape[-2:]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _Sums.apply(gradient, *ctx.grid).to(ctx.dtype), None, None
+        size = gradient.shape[ROWS], gradient.shape[COLUMNS]
+        sums = _applied(_Means, gradient, ctx.grid) * areas_by_index(size, ctx.grid, gradient)
+        return sums.to(gradient.dtype), None, None
 
 
-def _sum_by_index(x: Tensor, axis: int, parts: int) -> Tensor:
-    length = x.shape[axis]
-    borders = _borders(length, parts, x.device)
-    starts, ends = borders[:-1, None], borders[1:, None]
-    # No run is longer, and one more than needed is never one: torch would ask whether it is.
-    index = starts + torch.arange(length // parts + 1, device=x.device)  # h a
-    taken = x.movedim(axis, -1)[..., index.clamp(max=length - 1)]
-    inside = torch.where(index < ends, taken, 0)  # not a product: a neighbour may be no number
-    return inside.sum(-1, dtype=accumulation(x)).movedim(-1, axis)
+def _applied(function: type[torch.autograd.Function], x: Tensor, size: Size) -> Tensor:
+    result: Tensor = function.apply(x, *size)
+    return result
+
+
+def _gather(z: Tensor, size: Size) -> Tensor:
+    (height, width), (h, w) = size, z.shape[-2:]
+    rows = torch.arange(height, device=z.device) * h // height
+    columns = torch.arange(width, device=z.device) * w // width
+    # What is expanded Inductor computes first, so z is not made anew at every position.
+    return z.unsqueeze(4).expand(*z.shape, 2)[:, :, rows[:, None], columns, 0]
+
+
+def _gather_means(x: Tensor, grid: Size) -> Tensor:
+    index, inside, sides = _members(x.shape[ROWS], grid[0], x.device)
+    # Chosen, not multiplied by nought: a neighbour may be infinite.
+    rows = torch.where(inside[:, :, None], x[:, :, index], 0)  # N C h a W
+    strips = rows.sum(3, dtype=accumulation(x)) / sides[:, None]
+    index, inside, sides = _members(x.shape[COLUMNS], grid[1], x.device)
+    columns = torch.where(inside, strips[..., index], 0)  # N C h w b
+    return (columns.sum(4) / sides).to(x.dtype)
+
+
+def _members(length: int, parts: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Where each run's positions are, which of these are its own, and how many are."""
+    borders = _borders(length, parts, device)
+    # No run is longer; and this is never 1, which broadcasting would ask about.
+    offsets = torch.arange(length // parts + 1, device=device)
+    index = borders[:-1, None] + offsets  # h a
+    return index.clamp(max=length - 1), index < borders[1:, None], borders.diff()
 
 
 # --- Means over windows, which overlap
@@ -335,6 +344,20 @@ def window_mean(x: Tensor, axis: int, radius: int) -> Tensor:
     positions = torch.arange(length, device=x.device)
     held = (positions + radius).clamp(max=length - 1) - (positions - radius).clamp(min=0) + 1
     return (_window_sum(x.movedim(axis, -1), radius) / held).movedim(-1, axis)
+
+
+def window_mean_by_index(x: Tensor, axis: int, radius: Int[Tensor, ""]) -> Tensor:
+    """The same with a radius that is not known, by an integral image, whose differences cancel.
+
+    So it is summed in float64, and costs more than blocks do where the radius is known.
+    """
+    length = x.shape[axis]
+    positions = torch.arange(length, device=x.device)
+    ends = (positions + radius + 1).clamp(max=length)
+    starts = (positions - radius).clamp(min=0)
+    sums = F.pad(_running_sum(x.movedim(axis, -1).double()), (1, 0))  # before each position
+    means = (sums[..., ends] - sums[..., starts]) / (ends - starts)
+    return means.to(accumulation(x)).movedim(-1, axis)
 
 
 def _window_sum(x: Tensor, radius: int) -> Tensor:
