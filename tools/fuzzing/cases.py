@@ -219,7 +219,7 @@ def _flatten(module: nn.Module, inputs: list[Tensor]) -> None:
     wide = copy.deepcopy(module).double()
 
     def measure(norm: nn.Module, given: tuple[Tensor, ...]) -> None:
-        norm.eps = max(norm.eps, float(given[0].var((0, 2, 3)).mean().nan_to_num()))
+        norm.eps = max(norm.eps, float(given[0].var((0, 2, 3), correction=0).mean()))
 
     for norm in wide.modules():
         if isinstance(norm, nn.BatchNorm2d):
@@ -289,6 +289,15 @@ def laid_out(x: Tensor, form: str, layout: torch.memory_format) -> Tensor:
         room = x.new_full((x.numel() + 1,), float("nan"))
         return room.as_strided(x.shape, x.stride(), 1).copy_(x)
     return x
+
+
+@torch.no_grad()
+def shaken(given: Given, case: Case) -> Given:
+    """With parameters that differ in their last bit: what is rounding moves by as much."""
+    module, least = copy.deepcopy(given.module), torch.finfo(case.type).eps
+    for p in module.parameters():
+        p.mul_(1 + (2 * torch.rand_like(p, dtype=torch.float32) - 1) * least)
+    return Given(module, given.inputs, given.grad, given.forms)
 
 
 class Seen(TorchDispatchMode):

@@ -18,7 +18,7 @@ SCALES = [
 KIND_WEIGHTS = {"tail": 10, "layer": 4, "dense": 2, "windows": 2, "sliding": 1}
 ELEMENTS = {"tail": 2_000_000, "layer": 2_000_000, "dense": 200_000, "windows": 1_000_000,
             "sliding": 300_000}  # fmt: skip
-TINY = 600  # elements, for the interpreter
+TINY = 300  # elements, for the interpreter
 CONFIGURATIONS = 3  # of a family
 BATCH, CHANNELS, SIDE = 70, 520, 160
 
