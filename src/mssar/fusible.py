@@ -6,8 +6,8 @@ a printed network can say it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,9 @@ from mssar.branch import Branch, is_product
 from mssar.coordinates import Regional
 from mssar.kernels import AVAILABLE, chosen, exporting, products_in
 from mssar.kernels.grids import FINEST, finest
+from mssar.kernels.tail import op
 from mssar.kernels.tail.forward import Tracked
-from mssar.kernels.tail.op import run
-from mssar.kernels.tail.plan import ACTIVATIONS, Settings
+from mssar.kernels.tail.plan import ACTIVATIONS, Plan, Settings, Shape, is_last, plan
 from mssar.kernels.tail.synchronise import Group
 
 Layer: TypeAlias = Any  # MSSAR stands above this file
@@ -81,15 +81,6 @@ def hooked(module: nn.Module) -> bool:
     )
 
 
-class _Bound(NamedTuple):
-    """The modules' tensors, as the kernels take them."""
-
-    trained: list[Tensor]
-    given: list[Tensor]
-    norms: list[Norm]  # that the batch moves: in front, hidden layers', gates'
-    settings: Settings
-
-
 def tail(
     x: Tensor,
     layer: Layer,
@@ -103,22 +94,140 @@ def tail(
     """
     if not chosen(layer.backend, x):
         return None
-    reason = obstacle(layer, norm) or _misfit(x, layer, norm, shortcut, activation)
+    traced = torch.compiler.is_compiling()
+    bound = _Bound.make(layer, norm) if traced else _bound(layer, norm)
+    if isinstance(bound, str):
+        return _declined(layer, bound)
+    reason = _misfit(x, layer, norm, bound, shortcut, activation)
     if reason is not None:
         return _declined(layer, reason)
-    bound = _bind(x, layer, norm, activation)
-    group, reason = _group(x, bound.norms)
+    group, reason = _group(bound.moved)
     if reason is not None:
         return _declined(layer, reason)
-    tracked = None
-    if bound.norms:
-        tracked = Tracked(
-            [n.running_mean for n in bound.norms],
-            [n.running_var for n in bound.norms],
-            [n.num_batches_tracked for n in bound.norms],
-            [n.momentum for n in bound.norms],
-        )
-    return run(x, shortcut, bound.trained, bound.given, bound.settings, tracked, group)
+    if traced or type(x) is not Tensor or op.watched():
+        if group is not None:
+            return _declined(layer, "somebody looks on while norms are synchronised")
+        settings = bound.settings(activation, products_in(x))
+        return op.traced(x, shortcut, bound.trained, bound.given, settings, bound.tracked)
+    plan = bound.plan(x, shortcut, activation)
+    return op.eager(plan, x, shortcut, bound.trained, bound.tensors, bound.tracked, group)
+
+
+class _Bound:
+    """Modules' tensors, as the kernels take them; good until somebody changes the modules."""
+
+    def __init__(self, layer: Layer, norm: Norm | None) -> None:
+        branches = list(layer.branches)
+        firsts, seconds = [b.norm1 for b in branches], [b.norm2 for b in branches]
+        front = [] if norm is None else [norm]
+        self.norm = norm
+        self.scales: tuple[int, ...] = layer.scales
+        self.fixed = norm is not None and not norm.training
+        self.branches_fixed = not firsts[0].training
+        self.eps = norm.eps if norm is not None else 0.0, firsts[0].eps, seconds[0].eps
+        self.trained: list[Tensor] = [t for n in front for t in (n.weight, n.bias)]
+        for b in branches:
+            self.trained += [
+                b.reduce.weight, b.norm1.weight, b.norm1.bias,
+                b.expand.weight, b.norm2.weight, b.norm2.bias,
+            ]  # fmt: skip
+        given = [*front]
+        if self.branches_fixed:
+            given += [n for b in branches for n in (b.norm1, b.norm2)]
+        self.given: list[Tensor] = [t for n in given for t in (n.running_mean, n.running_var)]
+        self.tensors = op.in_order(self.trained, self.given, norm is not None)
+        self.moved: list[Norm] = [n for n in front if n.training]
+        if not self.branches_fixed:
+            self.moved += [*firsts, *seconds]
+        self.tracked = None
+        if self.moved:
+            self.tracked = Tracked(
+                [n.running_mean for n in self.moved],
+                [n.running_var for n in self.moved],
+                [n.num_batches_tracked for n in self.moved],
+                [n.momentum for n in self.moved],
+            )
+
+    @classmethod
+    def make(cls, layer: Layer, norm: nn.Module | None) -> _Bound | str:
+        """For these modules, or why not."""
+        reason = obstacle(layer, norm)
+        return cls(layer, norm) if reason is None else reason
+
+    def settings(self, activation: str | None, precision: str) -> Settings:
+        return Settings(
+            self.scales, self.eps, activation, self.norm is not None, self.fixed,
+            self.branches_fixed, precision,
+        )  # fmt: skip
+
+    # To be asked at every call, what modules are is read from their dictionaries.
+
+    def watch(self, layer: Layer) -> None:
+        """Remember what the modules look like."""
+        branches = list(layer.branches)
+        parts = [m for b in branches for m in (b.reduce, b.norm1, b.expand, b.norm2)]
+        norms = [m for b in branches for m in (b.norm1, b.norm2)]
+        if self.norm is not None:
+            parts, norms = [self.norm, *parts], [self.norm, *norms]
+        every = [*branches, *parts]
+        self._dicts = [m.__dict__ for m in every]
+        self._hooks = [d[name] for d in self._dicts for name in HOOKS]
+        parents = [(layer.branches._modules, k) for k in layer.branches._modules]
+        parents += [(b._modules, k) for b in branches for k in b._modules]
+        self._children = parents, [d[k] for d, k in parents]
+        slots = [(m._parameters, k) for m in parts for k in m._parameters]
+        slots += [(m._buffers, k) for m in norms for k in m._buffers]
+        self._slots = slots, [d[k] for d, k in slots]
+        self._norms = [m.__dict__ for m in norms]
+        self._state = self._look()
+        self._plans: dict[Any, Plan] = {}
+
+    def _look(self) -> list[Any]:
+        return [(d["training"], d["eps"], d["momentum"]) for d in self._norms]
+
+    def current(self, norm: nn.Module | None) -> bool:
+        """Whether the modules are as they were."""
+        if norm is not self.norm or any(self._hooks):
+            return False
+        for d in self._dicts:
+            if "forward" in d:
+                return False
+        for places, found in (self._slots, self._children):
+            for (d, k), thing in zip(places, found, strict=False):
+                if d.get(k) is not thing:
+                    return False
+        return self._look() == self._state
+
+    def plan(self, x: Tensor, shortcut: Tensor | None, activation: str | None) -> Plan:
+        last = is_last(x)
+        kinds = tuple([t.dtype for t in self.tensors])
+        precision = products_in(x)
+        key = (x.shape, last, x.dtype, x.device, shortcut is None, activation, precision, kinds)
+        found = self._plans.get(key)
+        if found is None:
+            hidden = self.trained[2 * (self.norm is not None)].shape[0]
+            n, c, h, w = x.shape
+            shape = Shape(
+                (n, c, h, w), last, x.dtype, x.device, hidden, shortcut is not None, kinds
+            )
+            found = self._plans[key] = plan(shape, self.settings(activation, precision))
+        return found
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_cache: WeakKeyDictionary[Layer, _Bound] = WeakKeyDictionary()
+
+
+def _bound(layer: Layer, norm: nn.Module | None) -> _Bound | str:
+    """That of the last call, if the modules are as they were."""
+    found = _cache.get(layer)
+    if found is not None and found.current(norm):
+        return found
+    made = _Bound.make(layer, norm)
+    if isinstance(made, _Bound):
+        made.watch(layer)
+        _cache[layer] = made
+    return made
 
 
 def _declined(layer: Layer, reason: str) -> None:
@@ -127,7 +236,12 @@ def _declined(layer: Layer, reason: str) -> None:
 
 
 def _misfit(
-    x: Tensor, layer: Layer, norm: Norm | None, shortcut: Tensor | None, activation: str | None
+    x: Tensor,
+    layer: Layer,
+    norm: Norm | None,
+    bound: _Bound,
+    shortcut: Tensor | None,
+    activation: str | None,
 ) -> str | None:
     """Why a call is not one for the kernels."""
     if layer.context_channels is not None:
@@ -145,54 +259,20 @@ def _misfit(
         shortcut.shape != x.shape or shortcut.dtype is not x.dtype or shortcut.device != x.device
     ):
         return "the shortcut differs in shape, type or device"
-    first = next(iter(layer.branches))
-    if norm is not None and norm.weight.device != x.device:
-        return "x and the norm are on different devices"
-    if first.norm1.training and n * min(s.scale for s in layer.sets.sets) ** 2 < 2:
+    least = n * min(min(k, height) * min(k, width) for k in bound.scales)
+    if not bound.branches_fixed and least < 2:
         return "BN cannot train on a single value"
-    if norm is not None and norm.training and n * height * width < 2:
+    if norm is not None and not bound.fixed and n * height * width < 2:
         return "BN cannot train on a single value"
-    for branch in layer.branches:
-        for weight in (branch.reduce.weight, branch.expand.weight):
-            if weight.device != x.device:
-                return "x and the layer are on different devices"
-            if weight.dtype is not x.dtype and not torch.is_autocast_enabled(x.device.type):
-                return f"x is {x.dtype}, the layer {weight.dtype}"
+    device, dtype = x.device, bound.trained[-3].dtype  # an Ω₂'s
+    if not all([t.device == device for t in bound.tensors]):
+        return "x and the modules are on different devices"
+    if dtype is not x.dtype and not torch.is_autocast_enabled(device.type):
+        return f"x is {x.dtype}, the layer {dtype}"
     return None
 
 
-def _bind(x: Tensor, layer: Layer, norm: Norm | None, activation: str | None) -> _Bound:
-    branches = list(layer.branches)
-    trained: list[Tensor] = []
-    given: list[Tensor] = []
-    front: list[Norm] = []
-    eps = 0.0
-    if norm is not None:
-        trained += [norm.weight, norm.bias]
-        given += [norm.running_mean, norm.running_var]
-        eps = norm.eps
-        if norm.training:
-            front = [norm]
-    firsts, seconds = [b.norm1 for b in branches], [b.norm2 for b in branches]
-    for branch, one, two in zip(branches, firsts, seconds, strict=True):
-        trained += [
-            branch.reduce.weight, one.weight, one.bias, branch.expand.weight, two.weight, two.bias,
-        ]  # fmt: skip
-    moved = front
-    fixed = not firsts[0].training
-    if fixed:
-        for one, two in zip(firsts, seconds, strict=True):
-            given += [one.running_mean, one.running_var, two.running_mean, two.running_var]
-    else:
-        moved = [*front, *firsts, *seconds]
-    settings = Settings(
-        layer.scales, (eps, firsts[0].eps, seconds[0].eps), activation, norm is not None,
-        norm is not None and not front, fixed, products_in(x),
-    )  # fmt: skip
-    return _Bound(trained, given, moved, settings)
-
-
-def _group(x: Tensor, norms: list[Norm]) -> tuple[Group | None, str | None]:
+def _group(norms: list[Norm]) -> tuple[Group | None, str | None]:
     """Who shares statistics, where norms are synchronised and there is somebody else."""
     synchronised = [n for n in norms if type(n) is nn.SyncBatchNorm]
     if not synchronised or not dist.is_available() or not dist.is_initialized():
@@ -204,7 +284,6 @@ def _group(x: Tensor, norms: list[Norm]) -> tuple[Group | None, str | None]:
         return None, None
     if torch.compiler.is_compiling():
         return None, "a compiler does not see how norms are synchronised"
-    del x
     return Group(next(iter(groups))), None
 
 
@@ -224,9 +303,3 @@ def _unavailable(layer: Layer) -> str | None:
     if hooked(layer):
         return f"{type(layer).__name__} has hooks"
     return "exported" if exporting() else None
-
-
-def _norms(layer: Layer) -> Iterator[Norm]:
-    for branch in layer.branches:
-        yield branch.norm1
-        yield branch.norm2

@@ -1,7 +1,7 @@
 """The tail as a torch op, and as a function of autograd's for eager calls.
 
-``torch.ops.mssar.tail`` is what compilers see; ``run`` takes the shorter way where nobody looks on.
-Both lead to the same launches.
+``torch.ops.mssar.tail`` is what compilers see (``traced``); ``eager`` takes the shorter way where
+nobody looks on. Both lead to the same launches.
 """
 
 from __future__ import annotations
@@ -33,117 +33,99 @@ NO_SECOND = (
 )
 
 
-def run(
+def eager(
+    plan: Plan,
     x: Tensor,
     shortcut: Tensor | None,
-    trained: list[Tensor],
-    given: list[Tensor],
-    settings: Settings,
+    trained: Sequence[Tensor],
+    tensors: Sequence[Tensor],
     tracked: Tracked | None,
     group: Group | None = None,
 ) -> Tensor:
-    """act(MS-SAR(norm(x)) + shortcut).
+    """act(MS-SAR(norm(x)) + shortcut), at once.
 
     ``trained`` are γ and β of the front norm, if there is one, and of each scale Ω₁, γ, β, Ω₂, γ,
-    β. ``given`` are the front norm's running mean and variance, and where the branches' statistics
-    are given, of each scale the running mean and variance of the hidden layer and of the gates.
+    β; ``tensors`` are these and the given statistics (``in_order``).
     """
-    if torch.compiler.is_compiling() or type(x) is not Tensor or _watched():
-        assert group is None
-        return _by_op(x, shortcut, trained, given, settings, tracked)
-    last = is_last(x)
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(x):
+            return eager(plan, x, shortcut, trained, tensors, tracked, group)
     needed = torch.is_grad_enabled() and (
         x.requires_grad
         or (shortcut is not None and shortcut.requires_grad)
-        or any(t.requires_grad for t in trained)
+        or any([t.requires_grad for t in trained])
     )
-    found = _plan(x, shortcut, trained, given, settings, last)
-    if x.is_cuda and x.get_device() != torch.cuda.current_device():
-        with torch.cuda.device_of(x):
-            return _directly(found, x, shortcut, trained, given, tracked, group, last, needed)
-    return _directly(found, x, shortcut, trained, given, tracked, group, last, needed)
-
-
-def _directly(
-    found: Plan,
-    x: Tensor,
-    shortcut: Tensor | None,
-    trained: list[Tensor],
-    given: list[Tensor],
-    tracked: Tracked | None,
-    group: Group | None,
-    last: bool,
-    needed: bool,
-) -> Tensor:
-    found.warm(needed)
+    plan.warm(needed)
     if needed:
         made: Tensor = _Tail.apply(  # type: ignore[no-untyped-call]
-            found, given, tracked, group, last, x, shortcut, *trained
+            plan, tensors, tracked, group, x, shortcut, *trained
         )
         return made
-    laid = None if shortcut is None else dense(shortcut, last)
-    tensors = _in_order(trained, given, found.settings.norm)
-    out, saved = forwards.forward(found, dense(x, last), laid, tensors, group)
+    return _forward(plan, x, shortcut, tensors, tracked, group)[2]
+
+
+def _forward(
+    plan: Plan,
+    x: Tensor,
+    shortcut: Tensor | None,
+    tensors: Sequence[Tensor],
+    tracked: Tracked | None,
+    group: Group | None,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """x and the shortcut as they were taken, the output, and what the gradient needs."""
+    last = plan.shape.last
+    x = dense(x, last)
+    shortcut = None if shortcut is None else dense(shortcut, last)
+    out, saved = forwards.forward(plan, x, shortcut, tensors, group)
     if tracked is not None:
-        _track(found, saved, tracked)
-    return out
+        forwards.track(saved, tracked, plan.c, plan.j, plan.levels, plan.batch_norm)
+        _changed(tracked)
+    return x, shortcut, out, saved
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether some mode wants to see every op."""
     return bool(torch._C._len_torch_dispatch_stack())
 
 
-def _plan(
-    x: Tensor,
-    shortcut: Tensor | None,
-    trained: list[Tensor],
-    given: list[Tensor],
-    settings: Settings,
-    last: bool,
-) -> Plan:
-    hidden = trained[2 * settings.norm].shape[0]
-    tensors = _in_order(trained, given, settings.norm)
-    return plan(shape_of(x, hidden, shortcut is not None, tensors, last), settings)
-
-
-def _in_order(trained: Sequence[Tensor], given: Sequence[Tensor], norm: bool) -> list[Tensor]:
+def in_order(trained: Sequence[Tensor], given: Sequence[Tensor], norm: bool) -> list[Tensor]:
     """γ, β, mean and variance in front; the branches' parameters; their given statistics."""
     if not norm:
         return [*trained, *given]
     return [*trained[:2], *given[:2], *trained[2:], *given[2:]]
 
 
-def _track(found: Plan, saved: Tensor, tracked: Tracked) -> None:
-    forwards.track(saved, tracked, found.c, found.j, found.levels, found.batch_norm)
-    for tensors in (tracked.means, tracked.variances, tracked.seen):
-        for t in tensors:
-            torch.autograd.graph.increment_version(t)
+def _plan(
+    x: Tensor, shortcut: bool, trained: list[Tensor], given: list[Tensor], settings: Settings
+) -> tuple[Plan, list[Tensor]]:
+    tensors = in_order(trained, given, settings.norm)
+    hidden = trained[2 * settings.norm].shape[0]
+    return plan(shape_of(x, hidden, shortcut, tensors, is_last(x)), settings), tensors
+
+
+def _changed(tracked: Tracked) -> None:
+    """Autograd must know: somebody may have kept them for a gradient."""
+    for t in (*tracked.means, *tracked.variances):
+        torch.autograd.graph.increment_version(t)
 
 
 class _Tail(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
-        found: Plan,
-        given: list[Tensor],
+        plan: Plan,
+        tensors: Sequence[Tensor],
         tracked: Tracked | None,
         group: Group | None,
-        last: bool,
         x: Tensor,
         shortcut: Tensor | None,
         *trained: Tensor,
     ) -> Tensor:
-        x = dense(x, last)
-        if shortcut is not None:
-            shortcut = dense(shortcut, last)
-        tensors = _in_order(trained, given, found.settings.norm)
-        out, saved = forwards.forward(found, x, shortcut, tensors, group)
-        if tracked is not None:
-            _track(found, saved, tracked)
-        seen = {"relu": out, "silu": shortcut}.get(str(found.settings.activation))
+        x, shortcut, out, saved = _forward(plan, x, shortcut, tensors, tracked, group)
+        kind = plan.settings.activation
+        seen = out if kind == "relu" else shortcut if kind == "silu" else None
         ctx.save_for_backward(x, seen, saved)
-        ctx.found, ctx.group, ctx.types = found, group, [t.dtype for t in trained]
+        ctx.plan, ctx.group, ctx.types = plan, group, [t.dtype for t in trained]
         return out
 
     @staticmethod
@@ -151,18 +133,16 @@ class _Tail(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(NO_SECOND)
         x, seen, saved = ctx.saved_tensors
-        found: Plan = ctx.found
-        grad = dense(grad, found.shape.last)
+        plan: Plan = ctx.plan
+        grad = dense(grad, plan.shape.last)
         if x.is_cuda and x.get_device() != torch.cuda.current_device():
             with torch.cuda.device_of(x):
-                made = backwards.backward(found, grad, x, seen, saved, ctx.group)
+                made = backwards.backward(plan, grad, x, seen, saved, ctx.group)
         else:
-            made = backwards.backward(found, grad, x, seen, saved, ctx.group)
-        norm = found.settings.norm
-        grads = backwards.split(made[2], found.c, found.j, found.levels, norm)
-        grads = _typed(grads, ctx.types)
-        of_shortcut = made[1] if found.shape.shortcut else None
-        return None, None, None, None, None, made[0], of_shortcut, *grads
+            made = backwards.backward(plan, grad, x, seen, saved, ctx.group)
+        grads = backwards.split(made[2], plan.c, plan.j, plan.levels, plan.settings.norm)
+        of_shortcut = made[1] if plan.shape.shortcut else None
+        return None, None, None, None, made[0], of_shortcut, *_typed(grads, ctx.types)
 
 
 def _typed(grads: list[Tensor], types: list[torch.dtype]) -> list[Tensor]:
@@ -174,7 +154,7 @@ def _typed(grads: list[Tensor], types: list[torch.dtype]) -> list[Tensor]:
 # As an op. Settings travel as numbers.
 
 
-def _by_op(
+def traced(
     x: Tensor,
     shortcut: Tensor | None,
     trained: list[Tensor],
@@ -182,6 +162,7 @@ def _by_op(
     settings: Settings,
     tracked: Tracked | None,
 ) -> Tensor:
+    """The same as :func:`eager`, by an op that compilers and modes see."""
     s = settings
     flags = [s.norm, s.fixed, s.branches_fixed]
     out, saved = torch.ops.mssar.tail(
@@ -211,13 +192,10 @@ def _compute(
     x: Tensor, shortcut: Tensor | None, trained: list[Tensor], given: list[Tensor], *how: Any
 ) -> tuple[Tensor, Tensor]:
     settings = _settings(*how)
-    last = is_last(x)
     with torch.cuda.device_of(x):
-        found = _plan(x, shortcut, trained, given, settings, last)
+        found, tensors = _plan(x, shortcut is not None, trained, given, settings)
         found.warm(False)
-        laid = None if shortcut is None else dense(shortcut, last)
-        tensors = _in_order(trained, given, settings.norm)
-        return forwards.forward(found, dense(x, last), laid, tensors)
+        return _forward(found, x, shortcut, tensors, None, None)[2:]
 
 
 def _shapes(
@@ -265,12 +243,11 @@ def _compute_backward(
     *how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings = _settings(*how)
-    last = is_last(x)
     with torch.cuda.device_of(x):
-        found = _plan(x, x if shortcut else None, trained, given, settings, last)
+        found, _ = _plan(x, shortcut, trained, given, settings)
         found.warm(True)
-        x, grad = dense(x, last), dense(grad, last)
-        seen = None if seen is None else dense(seen, last)
+        x, grad = dense(x, found.shape.last), dense(grad, found.shape.last)
+        seen = None if seen is None else dense(seen, found.shape.last)
         grad_x, behind, grads = backwards.backward(found, grad, x, seen, saved)
         if behind is grad:  # no op may give back what it was given
             behind = grad.clone() if shortcut else x.new_empty(0)
