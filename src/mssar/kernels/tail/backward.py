@@ -21,7 +21,7 @@ def backward(
     group: Group | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the shortcut, and of all parameters in one tensor (``split``)."""
-    s, cut, fine = plan.settings, plan.cut, plan.grids.fine
+    s, cut, fine = plan.settings, plan.cut["gather"], plan.grids.fine
     n, c, j, cs, js, h, w = plan.n, plan.c, plan.j, plan.cs, plan.js, plan.height, plan.width
     grad_x = torch.empty_like(x)
     behind = grad if s.activation is None else torch.empty_like(x)
@@ -30,9 +30,8 @@ def backward(
     kept, own = plan.saved.place(saved), plan.backward.place(scratch)
     grads = plan.grads.place(flat)
     here, px, pbehind = where(x), pointer(x), pointer(behind)
-    programs = n * cut.tiles
     plan.gather(
-        here, (programs, cut.blocks), pointer(grad), px if seen is None else pointer(seen), px,
+        here, (n * cut.tiles, cut.blocks), pointer(grad), px if seen is None else pointer(seen), px,
         pbehind, own.cell_sums, kept.gates, kept.norms, n, c, cs, js, h, w, *fine, cut.tiles,
     )  # fmt: skip
     plan.gates(
@@ -60,8 +59,9 @@ def backward(
     )  # fmt: skip
     if group is not None and plan.batch_norm:
         group.front_backward(plan, scratch)
+    cut = plan.cut["scatter"]
     plan.scatter(
-        here, (plan.adding + programs, cut.blocks), pbehind, px, pointer(grad_x), own.weights,
+        here, (plan.adding + n * cut.tiles, cut.blocks), pbehind, px, pointer(grad_x), own.weights,
         own.pool_grads, kept.norms, kept.shares, own.sums, own.weight_parts, grads.weights,
         n, c, j, cs, h, w, *fine, cut.tiles, plan.span, plan.adding,
     )  # fmt: skip

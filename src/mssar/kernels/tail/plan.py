@@ -15,15 +15,13 @@ from mssar.kernels.device import Device, device_of, interpreted
 from mssar.kernels.grids import Grids, grids, up_to
 from mssar.kernels.launch import Kernel, Layout, Pointer, kernel, warm
 from mssar.kernels.tiling import (
-    MAP_WARPS,
     ROW_WARPS,
-    UP,
-    Passes,
+    Pass,
     Products,
     Samples,
     multiple,
+    over_map,
     padded,
-    passes,
     products,
     samples,
     span,
@@ -179,7 +177,10 @@ class Plan:
         self.rows = self.n * self.grids.rows
         self.kept_type = kept_type(shape.dtype)
         self.device = device or device_of(shape.device)
-        self.cut: Passes = passes(shape.map, shape.last, self.grids, self.device)
+        self.cut: dict[str, Pass] = {
+            name: over_map(name, shape.map, shape.last, self.grids, self.device)
+            for name in ("sums", "apply", "gather", "scatter")
+        }
         self.together: Samples = samples(self.grids)
         self.tiles: Products = products(self.c, self.j, self.kept_type, self.device)
         self.row_tiles = self.grids.tiles(self.n, self.tiles.rows)
@@ -214,17 +215,18 @@ class Plan:
         from mssar.kernels.triton import gates, maps, rows, rows_backward
 
         s, grid, dtype, kept = self.settings, self.grids, self.shape.dtype, self.kept_type
-        precision = "ieee" if interpreted() else s.precision
+        precision, exact = ("ieee", "ieee") if interpreted() else (s.precision, "tf32x3")
         scales = {"DOWN": grid.down, "ACROSS": grid.across, "ROWS_AT": grid.rows_at}
-        cut, together = self.cut, self.together
+        together = self.together
         inside = {
             "ROWS": grid.rows, "RB": together.rows, "QS": grid.cells, "QB": together.cells
         }  # fmt: skip
 
         def tile(name: str) -> dict[str, int]:
+            cut = self.cut[name]
             return {
-                "CELLS": cut.cells, "BP": cut.positions, "UP": UP[name] if cut.large else 1,
-                "CT": cut.channels, "BY": multiple(self.c),
+                "CELLS": cut.cells, "BP": cut.positions, "UP": cut.up, "CT": cut.channels,
+                "BY": multiple(self.c),
             }  # fmt: skip
 
         last = {"LAST": self.shape.last}
@@ -233,7 +235,7 @@ class Plan:
         row = {"warps": ROW_WARPS, "stages": t.stages}
         self.sums: Kernel = kernel(
             maps.sums, [dtype, NUMBER, NUMBER, NUMBER, torch.int32, *[int] * 10],
-            {**tile("sums"), **last, "MOMENTS": self.batch_norm}, MAP_WARPS,
+            {**tile("sums"), **last, "MOMENTS": self.batch_norm}, self.cut["sums"].warps,
         )  # fmt: skip
         same = -1 if grid.same is None else grid.same
         self.coarse = self.levels > (same >= 0)  # means of regions that are not cells
@@ -250,7 +252,7 @@ class Plan:
             [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, kept, tuple(front), *per, *running,
              *[int] * 13, float, float, float],
             {**scales, "SAME": same, **inside, "COARSE": self.coarse,
-             "CT": together.channels, "BC": FRONT, "BLOCK": PACKED,
+             "CT": together.channels, "EXACT": exact, "BC": FRONT, "BLOCK": PACKED,
              "NORM": s.norm, "FIXED": s.fixed, "BRANCHES_FIXED": s.branches_fixed}, ROW_WARPS,
         )  # fmt: skip
         how = {"BRANCHES_FIXED": s.branches_fixed, "PRECISION": precision}
@@ -266,18 +268,18 @@ class Plan:
         )  # fmt: skip
         self.apply: Kernel = kernel(
             maps.apply, [dtype, dtype, dtype, kept, NUMBER, *[int] * 9],
-            {**scales, **tile("apply"), **last, **ends}, MAP_WARPS,
+            {**scales, **tile("apply"), **last, **ends}, self.cut["apply"].warps,
         )  # fmt: skip
         self.tracker: Kernel | None = None
         if self.batch_norm or not s.branches_fixed:
             self.tracker = tracker(self.batch_norm, 0 if s.branches_fixed else self.levels, self.levels)
         self.gather: Kernel = kernel(
             maps.gather, [dtype, dtype, dtype, dtype, NUMBER, kept, NUMBER, *[int] * 9],
-            {**scales, **tile("gather"), **last, **ends}, MAP_WARPS,
+            {**scales, **tile("gather"), **last, **ends}, self.cut["gather"].warps,
         )  # fmt: skip
         self.gates: Kernel = kernel(
             gates.gates, [NUMBER, kept, NUMBER, kept, kept, NUMBER, *[int] * 5],
-            {**scales, **inside, "CT": together.channels}, ROW_WARPS,
+            {**scales, **inside, "CT": together.channels, "EXACT": exact}, ROW_WARPS,
         )  # fmt: skip
         self.settle: Kernel = kernel(
             gates.settle, [NUMBER] * 6 + [int] * 4, {"L": self.levels, "BC": FRONT}, ROW_WARPS
@@ -300,7 +302,7 @@ class Plan:
             maps.scatter,
             [dtype, dtype, dtype, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, *[int] * 11],
             {**scales, **tile("scatter"), "BLOCK": PACKED, **last, "FIXED": not self.batch_norm},
-            MAP_WARPS,
+            self.cut["scatter"].warps,
         )  # fmt: skip
 
     # Memory
@@ -315,7 +317,7 @@ class Plan:
         self.saved = Layout(Saved, [*norms.sections, *packed, *rows])
         size, scales = (self.height, self.width), self.settings.scales
         assert self.saved.bytes == saved_bytes(n, c, size, j, scales, self.shape.dtype)
-        programs = self.n * self.cut.groups
+        programs = self.n * self.cut["sums"].groups
         tiles = self.row_tiles
         parts = 2 * max(programs * cs, tiles * max(js, cs))
         counts = max(programs, tiles * max(self.j_tiles, self.c_tiles))
