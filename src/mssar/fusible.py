@@ -65,9 +65,7 @@ def _norm_obstacle(norm: nn.Module) -> str | None:
     if hooked(norm):
         return f"{type(norm).__name__} has hooks"
     if norm.bias is None or not norm.track_running_stats or norm.momentum is None:
-        return (
-            f"a {type(norm).__name__} is not affine, or keeps no running statistics by momentum"
-        )
+        return f"a {type(norm).__name__} is not affine, or keeps no running statistics by momentum"
     return None
 
 
@@ -230,9 +228,10 @@ def _bound(layer: Layer, norm: nn.Module | None) -> _Bound | str:
     return made
 
 
-def _declined(layer: Layer, reason: str) -> None:
+def _declined(layer: Layer, reason: str) -> Tensor | None:
     if layer.backend == "triton":
         raise ValueError(f"backend='triton' cannot run this MSSAR: {reason}; use 'auto'")
+    return None
 
 
 def _misfit(

@@ -81,7 +81,7 @@ def create_model(
         if option not in taken + staging:
             raise ValueError(
                 f"{name} with {recalibration!r} has no option {option!r}; "
-                f"its options: {', '.join(taken + staging)}"
+                f"its options: {', '.join(taken + staging) or 'it has none'}"
             )
     factory = recalibration if callable(recalibration) else RECALIBRATIONS[recalibration]
     building = {"stage": options.pop("stage")} if "stage" in options else {}

@@ -35,8 +35,8 @@ def backward(
         pbehind, own.cell_sums, kept.gates, kept.norms, n, c, cs, js, h, w, *fine, cut.tiles,
     )  # fmt: skip
     plan.gates(
-        here, (n, -(-cs // plan.together.channels)), own.cell_sums, kept.gates, kept.norms, own.weights,
-        own.grads, own.sample_parts, n, cs, js, *fine,
+        here, (n, -(-cs // plan.together.channels)), own.cell_sums, kept.gates, kept.norms,
+        own.weights, own.grads, own.sample_parts, n, cs, js, *fine,
     )  # fmt: skip
     plan.settle(
         here, (-(-cs // FRONT), plan.levels + 1), own.sample_parts, kept.norms, kept.shares,

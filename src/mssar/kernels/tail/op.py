@@ -111,7 +111,7 @@ def _changed(tracked: Tracked) -> None:
 
 class _Tail(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         plan: Plan,
         tensors: Sequence[Tensor],
@@ -129,7 +129,7 @@ class _Tail(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(NO_SECOND)
         x, seen, saved = ctx.saved_tensors
@@ -185,7 +185,10 @@ def _settings(
     scales: Sequence[int], eps: Sequence[float], activation: str, flags: Sequence[bool], how: str
 ) -> Settings:
     front, hidden, gates = eps
-    return Settings(tuple(scales), (front, hidden, gates), activation or None, *flags, how)
+    norm, fixed, branches_fixed = flags
+    return Settings(
+        tuple(scales), (front, hidden, gates), activation or None, norm, fixed, branches_fixed, how
+    )
 
 
 def _compute(
@@ -272,7 +275,7 @@ def _backward_shapes(
     return torch.empty_like(x), behind, x.new_empty(layout.bytes // 4, dtype=torch.float32)
 
 
-def _refuse(ctx: Any, *_: Any) -> Any:
+def _refuse(*_: Any) -> Any:
     raise RuntimeError(NO_SECOND)
 
 

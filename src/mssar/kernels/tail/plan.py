@@ -272,7 +272,9 @@ class Plan:
         )  # fmt: skip
         self.tracker: Kernel | None = None
         if self.batch_norm or not s.branches_fixed:
-            self.tracker = tracker(self.batch_norm, 0 if s.branches_fixed else self.levels, self.levels)
+            self.tracker = tracker(
+                self.batch_norm, 0 if s.branches_fixed else self.levels, self.levels
+            )
         self.gather: Kernel = kernel(
             maps.gather, [dtype, dtype, dtype, dtype, NUMBER, kept, NUMBER, *[int] * 9],
             {**scales, **tile("gather"), **last, **ends}, self.cut["gather"].warps,
@@ -378,9 +380,7 @@ def dense(x: Tensor, last: bool) -> Tensor:
     return torch.empty_like(x, memory_format=form).copy_(x)
 
 
-def shape_of(
-    x: Tensor, hidden: int, shortcut: bool, tensors: list[Tensor], last: bool
-) -> Shape:
+def shape_of(x: Tensor, hidden: int, shortcut: bool, tensors: list[Tensor], last: bool) -> Shape:
     n, c, h, w = x.shape
     types = tuple([t.dtype for t in tensors])
     return Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut, types)

@@ -69,7 +69,8 @@ def places_of(start, corner, wide, area, c, in_c, C, H, W, BP: tl.constexpr, LAS
     if LAST:
         return place[:, :, None] * C + c[None, None, :], held[:, :, None] & in_c[None, None, :]
     else:
-        return place[:, None, :] + (c * (H * W))[None, :, None], held[:, None, :] & in_c[None, :, None]
+        held = held[:, None, :] & in_c[None, :, None]
+        return place[:, None, :] + (c * (H * W))[None, :, None], held
 
 
 @triton.jit

@@ -42,9 +42,7 @@ def region_of(cell, fh, fw, down, across):
 
 
 @triton.jit
-def members_of(
-    row, cell, fh, fw, DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr
-):
+def members_of(row, cell, fh, fw, DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.constexpr):
     """Ones where a cell lies in the region of a row; a sample's rows, all scales."""
     found = tl.zeros([row.shape[0], cell.shape[0]], tl.float32)
     for level in tl.static_range(len(DOWN)):

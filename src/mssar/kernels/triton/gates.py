@@ -59,11 +59,11 @@ def gates(
     a = tl.load(norms + SLOPE * CS + c, in_c, 0.0)[None, :]
     b = tl.load(norms + BETA * CS + c, in_c, 0.0)[None, :]
     zs = ()
-    for begin in tl.static_range(0, QS, QB):
+    for _begin in tl.static_range(0, QS, QB):
         zs = zs + (tl.zeros([QB, CT], tl.float32),)
     added = ()
     crossed = ()
-    for k in tl.static_range(L):
+    for _k in tl.static_range(L):
         added = added + (tl.zeros([CT], tl.float32),)
         crossed = crossed + (tl.zeros([CT], tl.float32),)
     for start in tl.static_range(0, ROWS, RB):

@@ -296,7 +296,7 @@ def add_weights(
     before = tl.where(second, CX * J, 0).to(tl.int64)
     here = parts + every * before + first.to(tl.int64) * size + i
     added = tl.zeros([BLOCK], tl.float32)
-    for _ in range(0, spans):
+    for _ in range(spans):
         added += tl.load(here, i < size, 0.0)
         here += size
     tl.store(grads + L * before + level.to(tl.int64) * size + i, added, i < size)
@@ -356,7 +356,9 @@ def _scatter_cells(
             tl.store(grad_x + at, value, mask)
 
 
-@triton.jit(do_not_specialize=["N", "C", "J", "CS", "H", "W", "fh", "fw", "tiles", "span", "adding"])
+@triton.jit(
+    do_not_specialize=["N", "C", "J", "CS", "H", "W", "fh", "fw", "tiles", "span", "adding"]
+)
 def scatter(
     behind,
     x,

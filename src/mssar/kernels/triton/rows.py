@@ -35,7 +35,7 @@ from mssar.kernels.triton.common import (
 
 @triton.jit
 def _front(
-    block, parts, counts, norms, shares, gamma, beta, mean, variance, C, CS, programs, eps,
+    block, parts, counts, norms, gamma, beta, mean, variance, C, CS, programs, eps,
     BLOCK: tl.constexpr, NORM: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
     """The table of the norm in front, of some channels; without one, that of the identity."""
@@ -195,7 +195,7 @@ def prepare(
             mean = front[2]
             variance = front[3]
         _front(
-            pid, parts, counts, norms, shares, gamma, beta, mean, variance, C, CS, programs, eps,
+            pid, parts, counts, norms, gamma, beta, mean, variance, C, CS, programs, eps,
             BC, NORM, FIXED,
         )  # fmt: skip
         if pid == 0:
@@ -296,7 +296,6 @@ def reduce(
     BRANCHES_FIXED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    L: tl.constexpr = len(DOWN)
     CS = known(CS, 16)
     CXS = known(CXS, 16)
     JS = known(JS, 16)
