@@ -6,6 +6,8 @@ a printed network can say it too.
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+from operator import contains, is_, itemgetter
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -96,19 +98,29 @@ def tail(
     bound = _Bound.make(layer, norm) if traced else _bound(layer, norm)
     if isinstance(bound, str):
         return _declined(layer, bound)
-    reason = _misfit(x, layer, norm, bound, shortcut, activation)
-    if reason is not None:
-        return _declined(layer, reason)
-    group, reason = _group(bound.moved)
-    if reason is not None:
-        return _declined(layer, reason)
     if traced or type(x) is not Tensor or op.watched():
-        if group is not None:
-            return _declined(layer, "somebody looks on while norms are synchronised")
-        settings = bound.settings(activation, products_in(x))
-        return op.traced(x, shortcut, bound.trained, bound.given, settings, bound.tracked)
-    plan = bound.plan(x, shortcut, activation)
+        return _traced(x, layer, bound, shortcut, activation)
+    plan = bound.plan(x, layer, shortcut, activation)
+    if isinstance(plan, str):
+        return _declined(layer, plan)
+    group = None
+    if bound.synchronised:
+        group, reason = _group(bound.moved)
+        if reason is not None:
+            return _declined(layer, reason)
     return op.eager(plan, x, shortcut, bound.trained, bound.tensors, bound.tracked, group)
+
+
+def _traced(
+    x: Tensor, layer: Layer, bound: _Bound, shortcut: Tensor | None, activation: str | None
+) -> Tensor | None:
+    reason = _misfit(x, layer, bound, shortcut, activation)
+    if reason is None and bound.synchronised and _group(bound.moved) != (None, None):
+        reason = "a compiler, or a mode, does not see how norms are synchronised"
+    if reason is not None:
+        return _declined(layer, reason)
+    settings = bound.settings(activation, products_in(x))
+    return op.traced(x, shortcut, bound.trained, bound.given, settings, bound.tracked)
 
 
 class _Bound:
@@ -137,6 +149,7 @@ class _Bound:
         self.moved: list[Norm] = [n for n in front if n.training]
         if not self.branches_fixed:
             self.moved += [*firsts, *seconds]
+        self.synchronised = any(type(n) is nn.SyncBatchNorm for n in self.moved)
         self.tracked = None
         if self.moved:
             self.tracked = Tracked(
@@ -158,7 +171,7 @@ class _Bound:
             self.branches_fixed, precision,
         )  # fmt: skip
 
-    # To be asked at every call, what modules are is read from their dictionaries.
+    # To be asked at every call, what modules are is read from their dictionaries, at C's speed.
 
     def watch(self, layer: Layer) -> None:
         """Remember what the modules look like."""
@@ -167,51 +180,62 @@ class _Bound:
         norms = [m for b in branches for m in (b.norm1, b.norm2)]
         if self.norm is not None:
             parts, norms = [self.norm, *parts], [self.norm, *norms]
-        every = [*branches, *parts]
-        self._dicts = [m.__dict__ for m in every]
+        self._dicts = [m.__dict__ for m in (*branches, *parts)]
         self._hooks = [d[name] for d in self._dicts for name in HOOKS]
-        parents = [(layer.branches._modules, k) for k in layer.branches._modules]
-        parents += [(b._modules, k) for b in branches for k in b._modules]
-        self._children = parents, [d[k] for d, k in parents]
-        slots = [(m._parameters, k) for m in parts for k in m._parameters]
-        slots += [(m._buffers, k) for m in norms for k in m._buffers]
-        self._slots = slots, [d[k] for d, k in slots]
+        owners = [layer.branches._modules, *(b._modules for b in branches)]
+        owners += [m._parameters for m in parts] + [m._buffers for m in norms]
+        self._owners = owners
+        self._owned = list(chain.from_iterable(map(_VALUES, owners)))
         self._norms = [m.__dict__ for m in norms]
-        self._state = self._look()
-        self._plans: dict[Any, Plan] = {}
-
-    def _look(self) -> list[Any]:
-        return [(d["training"], d["eps"], d["momentum"]) for d in self._norms]
+        self._state = list(map(_STATE, self._norms))
+        self._plans: dict[Any, Plan | str] = {}
 
     def current(self, norm: nn.Module | None) -> bool:
         """Whether the modules are as they were."""
-        if norm is not self.norm or any(self._hooks):
-            return False
-        for d in self._dicts:
-            if "forward" in d:
-                return False
-        for places, found in (self._slots, self._children):
-            for (d, k), thing in zip(places, found, strict=False):
-                if d.get(k) is not thing:
-                    return False
-        return self._look() == self._state
+        return (
+            norm is self.norm
+            and not any(self._hooks)
+            and not any(map(contains, self._dicts, repeat("forward")))
+            and all(map(is_, chain.from_iterable(map(_VALUES, self._owners)), self._owned))
+            and list(map(_STATE, self._norms)) == self._state
+        )
 
-    def plan(self, x: Tensor, shortcut: Tensor | None, activation: str | None) -> Plan:
-        last = is_last(x)
+    def plan(
+        self, x: Tensor, layer: Layer, shortcut: Tensor | None, activation: str | None
+    ) -> Plan | str:
+        """For a call, or why it is not one for the kernels."""
+        last, precision, device = is_last(x), products_in(x), x.device
+        added = shortcut if shortcut is None else (shortcut.shape, shortcut.dtype, shortcut.device)
         kinds = tuple([t.dtype for t in self.tensors])
-        precision = products_in(x)
-        key = (x.shape, last, x.dtype, x.device, shortcut is None, activation, precision, kinds)
+        places = [t.get_device() for t in self.tensors]
+        near = places.count(places[0]), places[0]
+        cast = torch.is_autocast_enabled(device.type)
+        key = (x.shape, last, x.dtype, device, added, activation, precision, kinds, near, cast)
         found = self._plans.get(key)
         if found is None:
-            hidden = self.trained[2 * (self.norm is not None)].shape[0]
-            n, c, h, w = x.shape
-            shape = Shape(
-                (n, c, h, w), last, x.dtype, x.device, hidden, shortcut is not None, kinds
-            )
-            found = self._plans[key] = plan(shape, self.settings(activation, precision))
+            found = self._plans[key] = self._plan(x, layer, shortcut, activation, last, kinds)
         return found
 
+    def _plan(
+        self,
+        x: Tensor,
+        layer: Layer,
+        shortcut: Tensor | None,
+        activation: str | None,
+        last: bool,
+        kinds: tuple[torch.dtype, ...],
+    ) -> Plan | str:
+        reason = _misfit(x, layer, self, shortcut, activation)
+        if reason is not None:
+            return reason
+        hidden = self.trained[2 * (self.norm is not None)].shape[0]
+        n, c, h, w = x.shape
+        shape = Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut is not None, kinds)
+        return plan(shape, self.settings(activation, products_in(x)))
 
+
+_VALUES = dict.values
+_STATE = itemgetter("training", "eps", "momentum")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _cache: WeakKeyDictionary[Layer, _Bound] = WeakKeyDictionary()
 
@@ -235,14 +259,10 @@ def _declined(layer: Layer, reason: str) -> Tensor | None:
 
 
 def _misfit(
-    x: Tensor,
-    layer: Layer,
-    norm: Norm | None,
-    bound: _Bound,
-    shortcut: Tensor | None,
-    activation: str | None,
+    x: Tensor, layer: Layer, bound: _Bound, shortcut: Tensor | None, activation: str | None
 ) -> str | None:
     """Why a call is not one for the kernels."""
+    norm = bound.norm
     if layer.context_channels is not None:
         return "its weights come from another map"
     if activation not in ACTIVATIONS:
@@ -281,8 +301,6 @@ def _group(norms: list[Norm]) -> tuple[Group | None, str | None]:
         return None, "some norms are synchronised with others than the rest"
     if dist.get_world_size(next(iter(groups))) == 1:
         return None, None
-    if torch.compiler.is_compiling():
-        return None, "a compiler does not see how norms are synchronised"
     return Group(next(iter(groups))), None
 
 

@@ -23,6 +23,7 @@ LARGE = 1024  # elements of a tile then
 UP = {"sums": 8, "apply": 4, "gather": 2, "scatter": 4}  # tiles that are on their way together
 RESIDENT = 12  # programs a processor that a pass which leaves parts is cut into
 ROW_WARPS = 4
+STAGES = 3  # steps of a product that are on their way together, at most
 SPAN = 512  # rows of a part of a weight's gradient, at most
 
 
@@ -91,7 +92,7 @@ def products(channels: int, hidden: int, kept: torch.dtype, device: Device) -> P
     few = channels <= 64  # with 64 rows a tile, few rows would leave processors idle
     rows = 32 if few else 64
     bytes_of_step = 64 * (4 * rows + kept.itemsize * 64) + 8 * 64 * 4
-    stages = max(1, min(3, device.shared // (2 * bytes_of_step)))
+    stages = max(1, min(STAGES, device.shared // (2 * bytes_of_step)))
     return Products(rows, j, min(c, 32) if few else c, c, 64, stages)
 
 

@@ -71,7 +71,7 @@ def backward(
 def split(grads: Tensor, channels: int, hidden: int, levels: int, norm: bool) -> list[Tensor]:
     """γ and β of the front norm if there is one; then of each scale Ω₁, γ, β, Ω₂, γ, β."""
     c, j = channels, hidden
-    pieces = grads.split(_pieces(levels, c, j))
+    pieces = torch.split_with_sizes(grads, _pieces(levels, c, j))
     firsts = pieces[2 + 2 * levels + 1 :]  # a piece between sections, of what pads them
     found = list(pieces[:2]) if norm else []
     for k in range(levels):

@@ -35,8 +35,8 @@ def forward(
     kept, own = plan.saved.place(memory), plan.forward.place(scratch)
     here, px = where(x), pointer(x)
     cells = own.cells
-    if grids.same is not None:
-        before = n * grids.rows_at[grids.same] * cs
+    if plan.same is not None:
+        before = n * grids.rows_at[plan.same] * cs
         cells = own.rows[before:] if here.stream is None else own.rows + 4 * before
     programs = n * cut.groups
     plan.sums(

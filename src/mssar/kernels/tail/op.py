@@ -57,11 +57,18 @@ def eager(
     )
     plan.warm(needed)
     if needed:
-        made: Tensor = _Tail.apply(  # type: ignore[no-untyped-call]
+        made: Tensor = _applied()(  # type: ignore[no-untyped-call]
             plan, tensors, tracked, group, x, shortcut, *trained
         )
         return made
     return _forward(plan, x, shortcut, tensors, tracked, group)[2]
+
+
+def _applied() -> Any:
+    """Autograd's way in, without a look at each argument for what a transform may have left."""
+    if torch._C._are_functorch_transforms_active():
+        return _Tail.apply
+    return super(torch.autograd.Function, _Tail).apply
 
 
 def _forward(
@@ -105,8 +112,23 @@ def _plan(
 
 def _changed(tracked: Tracked) -> None:
     """Autograd must know: somebody may have kept them for a gradient."""
+    if MANY_AT_ONCE:
+        torch.autograd.graph.increment_version(tracked.means)
+        torch.autograd.graph.increment_version(tracked.variances)
+        return
     for t in (*tracked.means, *tracked.variances):
         torch.autograd.graph.increment_version(t)
+
+
+def _many_at_once() -> bool:
+    try:
+        torch.autograd.graph.increment_version([torch.empty(0)])
+    except (TypeError, RuntimeError):  # earlier than torch 2.7
+        return False
+    return True
+
+
+MANY_AT_ONCE = _many_at_once()
 
 
 class _Tail(torch.autograd.Function):

@@ -175,6 +175,8 @@ class Plan:
         self.cs, self.js = padded(self.c), padded(self.j)
         self.grids: Grids = grids((self.height, self.width), settings.scales)
         self.rows = self.n * self.grids.rows
+        self.same = self.grids.same
+        self.fine = self.grids.fine
         self.kept_type = kept_type(shape.dtype)
         self.device = device or device_of(shape.device)
         self.cut: dict[str, Pass] = {
