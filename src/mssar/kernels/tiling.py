@@ -20,7 +20,9 @@ ONE_BY_ONE = 512  # elements of a tile then
 AT_ONCE = 16  # positions of a tile otherwise
 APART_AT_ONCE = 64  # the same where channels lie apart
 LARGE = 1024  # elements of a tile then
-UP = {"sums": 8, "apply": 4, "gather": 2, "scatter": 4}  # tiles that are on their way together
+# Tiles that are on their way together, where cells have more than FEW positions.
+UP = {"sums": 8, "apply": 4, "gather": 4, "scatter": 4}
+UP_FEW = {"sums": 8, "apply": 4, "gather": 2, "scatter": 4}
 RESIDENT = 12  # programs a processor that a pass which leaves parts is cut into
 ROW_WARPS = 4
 STAGES = 3  # steps of a product that are on their way together, at most
@@ -55,7 +57,7 @@ def over_map(
         positions = AT_ONCE if last else min(APART_AT_ONCE, max(4, power(area)))
         cells, warps = LARGE // (positions * channels), 2
     cells = max(1, min(power(grids.cells), cells))
-    up = min(UP[name], max(1, power(area) // positions))
+    up = min((UP_FEW if area <= FEW else UP)[name], max(1, power(area) // positions))
     tiles, blocks = up_to(grids.cells, cells), up_to(c, channels)
     each = max(1, min(tiles, n * tiles * blocks // (RESIDENT * device.processors)))
     return Pass(cells, positions, channels, up, warps, tiles, blocks, each, up_to(tiles, each))
@@ -71,7 +73,7 @@ class Samples(NamedTuple):
 
 def samples(grids: Grids) -> Samples:
     cells = max(16, power(grids.cells))
-    channels = 64 if cells <= 16 else 32 if cells <= 64 else 16
+    channels = 32 if cells <= 64 else 16
     return Samples(max(16, min(32, power(grids.rows))), min(64, cells), channels)
 
 

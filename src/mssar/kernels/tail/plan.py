@@ -30,7 +30,8 @@ from mssar.kernels.tiling import (
 NUMBER = torch.float32
 TABLE = 7  # rows of a norm's table (triton/common.py)
 FRONT = 8  # channels of a program that works out the front norm
-PACKED = 1024  # numbers of a program that copies weights, or adds their gradients up
+PACKED = 1024  # numbers of a program that copies weights
+ADDED = 128  # numbers of one that adds up parts of their gradients
 TRACKED = 64  # channels of a program that moves running statistics
 ACTIVATIONS = {None: 0, "relu": 1, "silu": 2}
 
@@ -300,12 +301,12 @@ class Plan:
             [kept, kept, NUMBER, kept, kept, NUMBER, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER,
              NUMBER, torch.int32, *[int] * 10],
             {**scales, "BM": t.rows, "BR": t.span_rows, "BC": t.channels, "BJ": t.hidden,
-             "NORM": s.norm, "PRECISION": precision}, **row,
+             "NORM": s.norm, "PRECISION": precision}, ROW_WARPS, min(2, t.stages),
         )  # fmt: skip
         self.scatter: Kernel = kernel(
             maps.scatter,
             [dtype, dtype, dtype, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, *[int] * 11],
-            {**scales, **tile("scatter"), "BLOCK": PACKED, **last, "FIXED": not self.batch_norm},
+            {**scales, **tile("scatter"), "BLOCK": ADDED, **last, "FIXED": not self.batch_norm},
             self.cut["scatter"].warps,
         )  # fmt: skip
 
@@ -353,7 +354,7 @@ class Plan:
     @cached_property
     def adding(self) -> int:
         """Programs that add up parts of weights' gradients."""
-        return 2 * self.levels * up_to(self.c * self.j, PACKED)
+        return 2 * self.levels * up_to(self.c * self.j, ADDED)
 
     @cached_property
     def multiplying(self) -> int:
