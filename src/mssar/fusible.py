@@ -21,7 +21,7 @@ from mssar.kernels import AVAILABLE, chosen, exporting, products_in
 from mssar.kernels.grids import FINEST, finest
 from mssar.kernels.tail import op
 from mssar.kernels.tail.forward import Tracked
-from mssar.kernels.tail.plan import ACTIVATIONS, Plan, Settings, Shape, is_last, plan
+from mssar.kernels.tail.plan import ACTIVATIONS, Plan, Settings, is_last, plan, shape_of
 from mssar.kernels.tail.synchronise import Group
 
 Layer: TypeAlias = Any  # MSSAR stands above this file
@@ -229,8 +229,7 @@ class _Bound:
         if reason is not None:
             return reason
         hidden = self.trained[2 * (self.norm is not None)].shape[0]
-        n, c, h, w = x.shape
-        shape = Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut is not None, kinds)
+        shape = shape_of(x, hidden, shortcut is not None, kinds, last)
         return plan(shape, self.settings(activation, products_in(x)))
 
 

@@ -43,9 +43,7 @@ class Pass(NamedTuple):
     groups: int  # such programs of a sample
 
 
-def over_map(
-    name: str, shape: tuple[int, ...], last: bool, grids: Grids, device: Device
-) -> Pass:
+def over_map(name: str, shape: tuple[int, ...], last: bool, grids: Grids, device: Device) -> Pass:
     """Few tiles, since each is compiled: images of other sizes find their kernels there."""
     n, c, height, width = shape
     area = up_to(height, grids.fine[0]) * up_to(width, grids.fine[1])

@@ -20,8 +20,8 @@ from mssar.kernels.tail.plan import (
     Plan,
     Settings,
     dense,
-    grads_layout,
     is_last,
+    pieces,
     plan,
     saved_bytes,
     shape_of,
@@ -55,11 +55,9 @@ def eager(
         or (shortcut is not None and shortcut.requires_grad)
         or any([t.requires_grad for t in trained])
     )
-    plan.warm(needed)
+    plan.warm(forward=True, backward=needed)
     if needed:
-        made: Tensor = _applied()(  # type: ignore[no-untyped-call]
-            plan, tensors, tracked, group, x, shortcut, *trained
-        )
+        made: Tensor = _applied()(plan, tensors, tracked, group, x, shortcut, *trained)
         return made
     return _forward(plan, x, shortcut, tensors, tracked, group)[2]
 
@@ -107,7 +105,8 @@ def _plan(
 ) -> tuple[Plan, list[Tensor]]:
     tensors = in_order(trained, given, settings.norm)
     hidden = trained[2 * settings.norm].shape[0]
-    return plan(shape_of(x, hidden, shortcut, tensors, is_last(x)), settings), tensors
+    types = tuple([t.dtype for t in tensors])
+    return plan(shape_of(x, hidden, shortcut, types, is_last(x)), settings), tensors
 
 
 def _changed(tracked: Tracked) -> None:
@@ -162,7 +161,9 @@ class _Tail(torch.autograd.Function):
                 made = backwards.backward(plan, grad, x, seen, saved, ctx.group)
         else:
             made = backwards.backward(plan, grad, x, seen, saved, ctx.group)
-        grads = backwards.split(made[2], plan.c, plan.j, plan.levels, plan.settings.norm)
+        grads = backwards.split(
+            made[2], plan.pieces, plan.c, plan.j, plan.levels, plan.settings.norm
+        )
         of_shortcut = made[1] if plan.shape.shortcut else None
         return None, None, None, None, made[0], of_shortcut, *_typed(grads, ctx.types)
 
@@ -187,10 +188,8 @@ def traced(
     """The same as :func:`eager`, by an op that compilers and modes see."""
     s = settings
     flags = [s.norm, s.fixed, s.branches_fixed]
-    out, saved = torch.ops.mssar.tail(
-        x, shortcut, trained, given, list(s.scales), list(s.eps), s.activation or "", flags,
-        s.precision,
-    )  # fmt: skip
+    how = (list(s.scales), list(s.eps), s.activation or "", flags, s.precision)
+    out, saved = torch.ops.mssar.tail(x, shortcut, trained, given, *how)
     if tracked is not None:
         torch.ops.mssar.track(
             saved, list(tracked.means), list(tracked.variances), list(tracked.seen),
@@ -219,7 +218,7 @@ def _compute(
     settings = _settings(*how)
     with torch.cuda.device_of(x):
         found, tensors = _plan(x, shortcut is not None, trained, given, settings)
-        found.warm(False)
+        found.warm(forward=True, backward=False)
         return _forward(found, x, shortcut, tensors, None, None)[2:]
 
 
@@ -237,24 +236,23 @@ def _shapes(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, shortcut, trained, given, *how = inputs
     out, saved = output
-    seen = {"relu": out, "silu": shortcut}.get(how[2])
+    seen = out if how[2] == "relu" else shortcut if how[2] == "silu" else None
     ctx.mark_non_differentiable(saved)
-    ctx.save_for_backward(x, seen, saved, *trained, *given)
-    ctx.how, ctx.count, ctx.shortcut = how, len(trained), shortcut is not None
+    ctx.save_for_backward(x, seen, saved)
+    ctx.how, ctx.given, ctx.shortcut = how, len(given), shortcut is not None
+    ctx.types, ctx.hidden = [t.dtype for t in trained], trained[2 * how[3][0]].shape[0]
 
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, seen, saved, *tensors = ctx.saved_tensors
-    trained, given = tensors[: ctx.count], tensors[ctx.count :]
+    x, seen, saved = ctx.saved_tensors
     grad_x, behind, flat = torch.ops.mssar.tail_backward(
-        grad, x, seen, saved, trained, given, ctx.shortcut, *ctx.how
+        grad, x, seen, saved, ctx.hidden, ctx.shortcut, *ctx.how
     )
-    norm = ctx.how[3][0]
-    hidden = trained[2 * norm].shape[0]
-    grads = backwards.split(flat, x.shape[1], hidden, len(ctx.how[0]), norm)
-    grads = _typed(grads, [t.dtype for t in trained])
+    c, j, levels = x.shape[1], ctx.hidden, len(ctx.how[0])
+    grads = backwards.split(flat, pieces(levels, c, j), c, j, levels, ctx.how[3][0])
+    of_shortcut = behind if ctx.shortcut else None
     nones = [None] * len(ctx.how)
-    return grad_x, (behind if ctx.shortcut else None), grads, [None] * len(given), *nones
+    return grad_x, of_shortcut, _typed(grads, ctx.types), [None] * ctx.given, *nones
 
 
 def _compute_backward(
@@ -262,15 +260,15 @@ def _compute_backward(
     x: Tensor,
     seen: Tensor | None,
     saved: Tensor,
-    trained: list[Tensor],
-    given: list[Tensor],
+    hidden: int,
     shortcut: bool,
     *how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings = _settings(*how)
     with torch.cuda.device_of(x):
-        found, _ = _plan(x, shortcut, trained, given, settings)
-        found.warm(True)
+        types = (torch.float32,) * settings.tensors  # that nothing depends on, backward
+        found = plan(shape_of(x, hidden, shortcut, types, is_last(x)), settings)
+        found.warm(forward=False, backward=True)
         x, grad = dense(x, found.shape.last), dense(grad, found.shape.last)
         seen = None if seen is None else dense(seen, found.shape.last)
         grad_x, behind, grads = backwards.backward(found, grad, x, seen, saved)
@@ -284,17 +282,15 @@ def _backward_shapes(
     x: Tensor,
     seen: Tensor | None,
     saved: Tensor,
-    trained: list[Tensor],
-    given: list[Tensor],
+    hidden: int,
     shortcut: bool,
     *how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del grad, seen, saved, given
+    del grad, seen, saved
     settings = _settings(*how)
     behind = torch.empty_like(x) if shortcut or settings.activation else x.new_empty(0)
-    hidden = trained[2 * settings.norm].shape[0]
-    layout = grads_layout(len(settings.scales), x.shape[1], hidden)
-    return torch.empty_like(x), behind, x.new_empty(layout.bytes // 4, dtype=torch.float32)
+    size = sum(pieces(len(settings.scales), x.shape[1], hidden))
+    return torch.empty_like(x), behind, x.new_empty(size, dtype=torch.float32)
 
 
 def _refuse(*_: Any) -> Any:
@@ -328,8 +324,8 @@ register(
 )
 register(
     "tail_backward",
-    "(Tensor grad, Tensor x, Tensor? seen, Tensor saved, Tensor[] trained, "
-    f"Tensor[] given, bool shortcut, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor x, Tensor? seen, Tensor saved, int hidden, "
+    f"bool shortcut, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
     _compute_backward,
     _backward_shapes,
     save=lambda *_: None,

@@ -47,6 +47,11 @@ class Settings(NamedTuple):
     branches_fixed: bool
     precision: str  # of products: "bf16", "tf32" or "ieee"
 
+    @property
+    def tensors(self) -> int:
+        """That the kernels take, parameters and given statistics."""
+        return 4 * self.norm + (6 + 4 * self.branches_fixed) * len(self.scales)
+
 
 class Shape(NamedTuple):
     """Of a call: what kernels are compiled and cut for."""
@@ -144,11 +149,11 @@ def saved_bytes(
     return norms_layout(levels, channels, hidden).bytes + numbers * kept_type(dtype).itemsize
 
 
-@lru_cache(maxsize=1024)
-def grads_layout(levels: int, channels: int, hidden: int) -> Layout:
-    vectors, hiddens = (2 + 2 * levels) * channels, 2 * levels * hidden
-    weights = 2 * levels * hidden * channels
-    return Layout(Grads, [(NUMBER, vectors), (NUMBER, hiddens), (NUMBER, weights)])
+def pieces(levels: int, c: int, j: int) -> list[int]:
+    """Sizes of the parts of parameters' gradients: those of ``Grads``, with what pads them."""
+    vectors, hidden, weights = [c] * (2 + 2 * levels), [j] * (2 * levels), [j * c] * (2 * levels)
+    sections = [[*some, -sum(some) % 8] for some in (vectors, hidden, weights)]
+    return sections[0] + sections[1] + sections[2]
 
 
 @lru_cache(maxsize=64)
@@ -190,15 +195,16 @@ class Plan:
         self.j_tiles = up_to(self.j, self.tiles.hidden)
         self.c_tiles = up_to(self.c, self.tiles.channels)
         self.batch_norm = settings.norm and not settings.fixed
-        self._warm = 0  # nothing, forward, both
+        self._warm = False, False  # forward, backward
         self._kernels()
         self._memory()
 
-    def kernels(self, backward: bool) -> list[Kernel]:
+    def kernels(self, *, forward: bool, backward: bool) -> list[Kernel]:
         """All that a call launches."""
-        needed = [self.sums, self.prepare, self.reduce, self.expand, self.apply]
-        if self.tracker is not None:
-            needed.append(self.tracker)
+        needed = []
+        if forward:
+            needed += [self.sums, self.prepare, self.reduce, self.expand, self.apply]
+            needed += [] if self.tracker is None else [self.tracker]
         if backward:
             needed += [
                 self.gather, self.gates, self.settle, self.expand_backward, self.reduce_backward,
@@ -206,11 +212,11 @@ class Plan:
             ]  # fmt: skip
         return needed
 
-    def warm(self, backward: bool) -> None:
+    def warm(self, *, forward: bool, backward: bool) -> None:
         """Compile these, side by side."""
-        if self._warm < 1 + backward:
-            warm(self.kernels(backward), self.shape.device)
-            self._warm = 1 + backward
+        if (forward and not self._warm[0]) or (backward and not self._warm[1]):
+            warm(self.kernels(forward=forward, backward=backward), self.shape.device)
+            self._warm = self._warm[0] or forward, self._warm[1] or backward
 
     # Kernels
 
@@ -342,7 +348,10 @@ class Plan:
                 (NUMBER, 3 * levels * js), (NUMBER, 2 * self.spans * c * j),
             ],
         )  # fmt: skip
-        self.grads = grads_layout(levels, c, j)
+        self.pieces = pieces(levels, c, j)
+        sizes = (2 + 2 * levels) * c, 2 * levels * j, 2 * levels * j * c
+        self.grads = Layout(Grads, [(NUMBER, size) for size in sizes])
+        assert self.grads.bytes == sum(self.pieces) * NUMBER.itemsize
 
     @cached_property
     def preparing(self) -> int:
@@ -383,7 +392,8 @@ def dense(x: Tensor, last: bool) -> Tensor:
     return torch.empty_like(x, memory_format=form).copy_(x)
 
 
-def shape_of(x: Tensor, hidden: int, shortcut: bool, tensors: list[Tensor], last: bool) -> Shape:
+def shape_of(
+    x: Tensor, hidden: int, shortcut: bool, types: tuple[torch.dtype, ...], last: bool
+) -> Shape:
     n, c, h, w = x.shape
-    types = tuple([t.dtype for t in tensors])
     return Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut, types)
