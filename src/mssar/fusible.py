@@ -27,6 +27,7 @@ from mssar.kernels.tail.synchronise import Group
 Layer: TypeAlias = Any  # MSSAR stands above this file
 Norm: TypeAlias = Any  # a BatchNorm2d, or a SyncBatchNorm
 LARGEST = 1 << 31  # numbers of a sample
+POSITIONS = 1 << 20
 
 
 def obstacle(layer: Layer, norm: nn.Module | None = None) -> str | None:
@@ -269,8 +270,8 @@ def _misfit(
     if x.ndim != 4 or x.numel() == 0 or x.shape[1] != layer.channels:
         return f"x has the shape {tuple(x.shape)}"
     n, c, height, width = x.shape
-    if c * height * width >= LARGEST:
-        return "a sample has more than 2³¹ numbers"
+    if c * height * width >= LARGEST or height * width >= POSITIONS:
+        return "a sample has 2³¹ numbers or more, or 2²⁰ positions"
     if norm is not None and norm.num_features != c:
         return f"the norm is for {norm.num_features} channels"
     if shortcut is not None and (
@@ -283,7 +284,7 @@ def _misfit(
     if norm is not None and not bound.fixed and n * height * width < 2:
         return "BN cannot train on a single value"
     device, dtype = x.device, bound.trained[-3].dtype  # an Ω₂'s
-    if not all([t.device == device for t in bound.tensors]):
+    if any(t.device != device for t in bound.tensors):
         return "x and the modules are on different devices"
     if dtype is not x.dtype and not torch.is_autocast_enabled(device.type):
         return f"x is {x.dtype}, the layer {dtype}"

@@ -16,13 +16,12 @@ CHANNELS = 64  # of a tile of a map, at most
 APART = 16  # the same where channels lie apart
 FEW = 16  # positions of a cell up to which they are taken one by one, and no threads share them
 SOME = 64  # the same where a tile has CHANNELS
-ONE_BY_ONE = 512  # elements of a tile then
+CELLS = 8  # of a tile then
 AT_ONCE = 16  # positions of a tile otherwise
 APART_AT_ONCE = 64  # the same where channels lie apart
 LARGE = 1024  # elements of a tile then
-# Tiles that are on their way together, where cells have more than FEW positions.
-UP = {"sums": 8, "apply": 4, "gather": 4, "scatter": 4}
-UP_FEW = {"sums": 8, "apply": 4, "gather": 2, "scatter": 4}
+# Tiles that are on their way together: of cells with FEW positions, with SOME, with more.
+UP = {"sums": (8, 8, 8), "apply": (4, 4, 4), "gather": (2, 4, 2), "scatter": (4, 4, 4)}
 RESIDENT = 12  # programs a processor that a pass which leaves parts is cut into
 ROW_WARPS = 4
 STAGES = 3  # steps of a product that are on their way together, at most
@@ -50,12 +49,13 @@ def over_map(name: str, shape: tuple[int, ...], last: bool, grids: Grids, device
     channels = min(power(max(c, 16)), CHANNELS if last else APART)
     some = last and channels == CHANNELS
     if last and (area <= FEW or (some and (area <= SOME or name == "sums"))):
-        cells, positions, warps = ONE_BY_ONE // channels, 1, 1
+        cells, positions, warps = CELLS, 1, 1
     else:
         positions = AT_ONCE if last else min(APART_AT_ONCE, max(4, power(area)))
         cells, warps = LARGE // (positions * channels), 2
     cells = max(1, min(power(grids.cells), cells))
-    up = min((UP_FEW if area <= FEW else UP)[name], max(1, power(area) // positions))
+    up = UP[name][(area > FEW) + (area > SOME)]
+    up = min(up, max(1, power(area) // positions))
     tiles, blocks = up_to(grids.cells, cells), up_to(c, channels)
     each = max(1, min(tiles, n * tiles * blocks // (RESIDENT * device.processors)))
     return Pass(cells, positions, channels, up, warps, tiles, blocks, each, up_to(tiles, each))
@@ -67,12 +67,16 @@ class Samples(NamedTuple):
     rows: int  # at once
     cells: int
     channels: int
+    wide: int  # channels, where there is less to do
 
 
 def samples(grids: Grids) -> Samples:
     cells = max(16, power(grids.cells))
-    channels = 32 if cells <= 64 else 16
-    return Samples(max(16, min(32, power(grids.rows))), min(64, cells), channels)
+    rows, wide = (
+        max(16, min(32, power(grids.rows))),
+        64 if cells <= 16 else 32 if cells <= 64 else 16,
+    )
+    return Samples(rows, min(64, cells), min(32, wide), wide)
 
 
 class Products(NamedTuple):

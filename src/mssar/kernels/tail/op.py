@@ -53,7 +53,7 @@ def eager(
     needed = torch.is_grad_enabled() and (
         x.requires_grad
         or (shortcut is not None and shortcut.requires_grad)
-        or any([t.requires_grad for t in trained])
+        or any(t.requires_grad for t in trained)
     )
     plan.warm(forward=True, backward=needed)
     if needed:

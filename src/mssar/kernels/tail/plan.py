@@ -261,7 +261,7 @@ class Plan:
             [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, kept, tuple(front), *per, *running,
              *[int] * 13, float, float, float],
             {**scales, "SAME": same, **inside, "COARSE": self.coarse,
-             "CT": together.channels, "EXACT": exact, "BC": FRONT, "BLOCK": PACKED,
+             "CT": together.wide, "EXACT": exact, "BC": FRONT, "BLOCK": PACKED,
              "NORM": s.norm, "FIXED": s.fixed, "BRANCHES_FIXED": s.branches_fixed}, ROW_WARPS,
         )  # fmt: skip
         how = {"BRANCHES_FIXED": s.branches_fixed, "PRECISION": precision}
@@ -357,13 +357,13 @@ class Plan:
     def preparing(self) -> int:
         """Programs of `prepare`."""
         copied = up_to(self.j * self.cs, PACKED) + up_to(self.c * self.js, PACKED)
-        coarse = self.n * up_to(self.cs, self.together.channels) if self.coarse else 0
+        coarse = self.n * up_to(self.cs, self.together.wide) if self.coarse else 0
         return up_to(self.cs, FRONT) + self.levels * (1 + copied) + coarse
 
     @cached_property
     def adding(self) -> int:
-        """Programs that add up parts of weights' gradients."""
-        return 2 * self.levels * up_to(self.c * self.j, ADDED)
+        """Rows of programs of `scatter` that add up parts of weights' gradients."""
+        return up_to(2 * self.levels * up_to(self.c * self.j, ADDED), self.cut["scatter"].blocks)
 
     @cached_property
     def multiplying(self) -> int:
