@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from mssar.branch import Branch, is_product
 from mssar.coordinates import Regional
@@ -129,6 +130,8 @@ def _misfit(
     x: Tensor, layer: Layer, norm: Norm | None, shortcut: Tensor | None, activation: str | None
 ) -> str | None:
     """Why a call is not one for the kernels."""
+    if not torch.compiler.is_compiling() and (reason := _transformed()):
+        return reason
     if layer.context_channels is not None:
         return "its weights come from another map"
     if activation not in ACTIVATIONS:
@@ -158,6 +161,13 @@ def _misfit(
             if weight.dtype is not x.dtype and not torch.is_autocast_enabled(x.device.type):
                 return f"x is {x.dtype}, the layer {weight.dtype}"
     return None
+
+
+def _transformed() -> str | None:
+    """What is asked for that only PyTorch's own ops know; they would drop it without a word."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func transforms it"
+    return "forward derivatives are asked for" if forward_ad._current_level >= 0 else None
 
 
 def _bind(x: Tensor, layer: Layer, norm: Norm | None, activation: str | None) -> _Bound:
