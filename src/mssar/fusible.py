@@ -19,7 +19,7 @@ from mssar.coordinates import Regional
 from mssar.kernels import AVAILABLE, chosen, exporting, products_in
 from mssar.kernels.grids import FINEST, finest
 from mssar.kernels.tail.forward import Tracked
-from mssar.kernels.tail.op import run
+from mssar.kernels.tail.op import run, watched
 from mssar.kernels.tail.plan import ACTIVATIONS, Settings
 from mssar.kernels.tail.synchronise import Group
 
@@ -100,7 +100,7 @@ def tail(
 
     Where the kernels were asked for by name, that is an error which says why.
     """
-    if not chosen(layer.backend, x):
+    if not chosen(layer.backend, x) or _mistaken(x, layer, norm):
         return None
     reason = obstacle(layer, norm) or _misfit(x, layer, norm, shortcut, activation)
     if reason is not None:
@@ -126,6 +126,26 @@ def _declined(layer: Layer, reason: str) -> Tensor | None:
     return None
 
 
+def _mistaken(x: Tensor, layer: Layer, norm: Norm | None) -> bool:
+    """Whether the modules refuse it as well: they say best why."""
+    if x.ndim != 4 or x.numel() == 0 or x.shape[1] != layer.channels:
+        return True
+    n, _, h, w = x.shape
+    if norm is not None and norm.training and n * h * w < 2 and _alone(norm):
+        return True
+    fewest = min(layer.scales)
+    if n * min(fewest, h) * min(fewest, w) > 1:
+        return False
+    return any(b.norm1.training and _alone(b.norm1) for b in layer.branches if type(b) is Branch)
+
+
+def _alone(norm: Norm) -> bool:
+    """Whether its statistics are those of this batch, and of no other process's."""
+    if type(norm) is not nn.SyncBatchNorm or not dist.is_available() or not dist.is_initialized():
+        return True
+    return dist.get_world_size(norm.process_group) == 1
+
+
 def _misfit(
     x: Tensor, layer: Layer, norm: Norm | None, shortcut: Tensor | None, activation: str | None
 ) -> str | None:
@@ -136,9 +156,7 @@ def _misfit(
         return "its weights come from another map"
     if activation not in ACTIVATIONS:
         return f"the activation is {activation!r}"
-    if x.ndim != 4 or x.numel() == 0 or x.shape[1] != layer.channels:
-        return f"x has the shape {tuple(x.shape)}"
-    n, c, height, width = x.shape
+    _, c, height, width = x.shape
     if c * height * width >= LARGEST:
         return "a sample has more than 2³¹ numbers"
     if norm is not None and norm.num_features != c:
@@ -147,13 +165,8 @@ def _misfit(
         shortcut.shape != x.shape or shortcut.dtype is not x.dtype or shortcut.device != x.device
     ):
         return "the shortcut differs in shape, type or device"
-    first = next(iter(layer.branches))
     if norm is not None and norm.weight.device != x.device:
         return "x and the norm are on different devices"
-    if first.norm1.training and n * min(s.scale for s in layer.sets.sets) ** 2 < 2:
-        return "BN cannot train on a single value"
-    if norm is not None and norm.training and n * height * width < 2:
-        return "BN cannot train on a single value"
     for branch in layer.branches:
         for weight in (branch.reduce.weight, branch.expand.weight):
             if weight.device != x.device:
@@ -211,9 +224,8 @@ def _group(x: Tensor, norms: list[Norm]) -> tuple[Group | None, str | None]:
         return None, "some norms are synchronised with others than the rest"
     if dist.get_world_size(next(iter(groups))) == 1:
         return None, None
-    if torch.compiler.is_compiling():
-        return None, "a compiler does not see how norms are synchronised"
-    del x
+    if watched(x):
+        return None, "a compiler, or a mode that looks on, does not see how norms are synchronised"
     return Group(next(iter(groups))), None
 
 

@@ -48,7 +48,7 @@ def run(
     β. ``given`` are the front norm's running mean and variance, and where the branches' statistics
     are given, of each scale the running mean and variance of the hidden layer and of the gates.
     """
-    if torch.compiler.is_compiling() or type(x) is not Tensor or _watched():
+    if watched(x):
         assert group is None
         return _by_op(x, shortcut, trained, given, settings, tracked)
     last = is_last(x)
@@ -89,8 +89,10 @@ def _directly(
     return out
 
 
-def _watched() -> bool:
-    """Whether some mode wants to see every op."""
+def watched(x: Tensor) -> bool:
+    """Whether a compiler, a mode or a kind of tensors wants to see every op."""
+    if torch.compiler.is_compiling() or type(x) is not Tensor:
+        return True
     return bool(torch._C._len_torch_dispatch_stack())
 
 
