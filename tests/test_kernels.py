@@ -5,7 +5,6 @@ how far the same modules are from it in the kernels' own type.
 """
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -25,9 +24,7 @@ from torch import nn
 
 from mssar.kernels import device, tiling
 from mssar.kernels.grids import grids
-from mssar.kernels.launch import Kernel
 from mssar.kernels.tail import plan
-from mssar.kernels.tail.op import NO_SECOND
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products", "rounded_halves")
@@ -59,11 +56,10 @@ CASES = [
     Case(5, (7, 7)),  # one hidden channel
     Case(24, (9, 5)),
     Case(24, (9, 5), layout="contiguous"),
-    Case(70, (14, 14), scales=(1, 4)),  # two tiles of channels
-    Case(140, (2, 3), layout="contiguous"),  # three tiles of channels
-    Case(520, (2, 2), scales=(1,)),  # many tiles of products
-    Case(520, (2, 2), scales=(1, 2), reduction=16),  # the same with few hidden channels
-    Case(280, (3, 2), batch=2),  # gates of many channels
+    Case(70, (5, 6), scales=(1, 4), batch=2),  # two tiles of channels
+    Case(40, (2, 3), layout="contiguous"),  # three tiles of channels
+    Case(140, (2, 2), scales=(1,), batch=2),  # three tiles of products, both ways
+    Case(140, (2, 2), scales=(1, 2), batch=2, reduction=16),  # the same with few hidden channels
     Case(size=(3, 2)),  # fewer rows than regions
     Case(size=(1, 1), batch=6),
     Case(size=(1, 1), batch=6, norm=False, layout="contiguous"),
@@ -112,9 +108,9 @@ FROZEN = [
     Case(frozen="branches", norm=False, shortcut=False, activation=None),
     Case(frozen="all"),  # fine-tuning
     Case(24, (9, 5), frozen="all", layout="contiguous"),
-    Case(140, (2, 3), scales=(2, 1), frozen="all", activation="silu"),
+    Case(70, (2, 3), scales=(2, 1), batch=2, frozen="all", activation="silu"),
     Case(frozen="all", norm=False, activation=None),
-    Case(batch=1, size=(1, 1), frozen="all"),
+    Case(batch=2, size=(1, 1), frozen="all"),
 ]
 
 
@@ -153,10 +149,10 @@ def one_processor(monkeypatch):
 @pytest.mark.parametrize(
     "case",
     [
-        Case(24, (7, 7), batch=20),
-        Case(8, (25, 27), batch=17, shortcut=False),  # cells that take several turns
-        Case(70, (3, 3), scales=(1, 2), batch=9),  # regions that are not alike
-        Case(20, (9, 9), scales=(8,), batch=5, layout="contiguous"),
+        Case(24, (7, 7), batch=5),
+        Case(8, (25, 27), batch=3, shortcut=False),  # cells that take several turns
+        Case(70, (3, 3), scales=(1, 2), batch=3),  # regions that are not alike
+        Case(20, (9, 9), scales=(8,), batch=2, layout="contiguous"),
     ],
     ids=str,
 )
@@ -177,8 +173,8 @@ def test_so_many_tiles_that_a_program_takes_several(case, dtype):
         Case(16, (8, 8), batch=16, activation="silu"),
         Case(24, (7, 7), frozen="front"),
         Case(24, (7, 7), frozen="all", activation=None),
-        Case(520, (1, 1), batch=16, scales=(1,), activation=None),
-        Case(6, (40, 40), batch=16, scales=(1, 2)),  # means that are near each other
+        Case(140, (1, 1), batch=16, scales=(1,), activation=None),
+        Case(6, (24, 24), batch=8, scales=(1, 2)),  # means that are near each other
     ],
     ids=str,
 )
@@ -207,9 +203,9 @@ STRIDES = {
     "channels left out": lambda x: x.repeat(1, 2, 1, 1)[:, ::2],
     "an edge left out": lambda x: torch.nn.functional.pad(x, (1, 2, 0, 1))[:, :, :-1, 1:-2],
     "rows and columns swapped": lambda x: x.transpose(2, 3),
-    "one number further": lambda x: torch.empty(x.numel() + 1, device=x.device)[1:]
-    .as_strided(x.shape, x.stride(), 1)
-    .copy_(x),
+    "one number further": lambda x: (
+        torch.empty(x.numel() + 1, device=x.device)[1:].as_strided(x.shape, x.stride(), 1).copy_(x)
+    ),
     "expanded": lambda x: x[:, :1].expand_as(x),
 }
 
@@ -258,7 +254,7 @@ def test_gradients_of_some_inputs_only(activation):
         assert worst(found, [expected[name] for name in wanted], wanted)[0] < 1e-5
 
 
-@pytest.mark.parametrize("case", [Case(), Case(batch=20, layout="contiguous")], ids=str)
+@pytest.mark.parametrize("case", [Case(), Case(batch=8, layout="contiguous")], ids=str)
 def test_a_mean_far_from_zero_does_not_drown_the_variance(case):
     """Squares about 0 would leave nothing of it: 1000² and 1 are 20 bits apart, as is a float32."""
     tail, inputs = Tail(case), case.maps()
@@ -276,7 +272,7 @@ def test_a_mean_far_from_zero_does_not_drown_the_variance(case):
 @pytest.mark.parametrize("scales", [(1,), (1, 2)], ids=str)
 def test_an_odd_corner_does_not_drown_it_either(mean, corner, scales):
     """Padding makes corners odd: squares about one of them would be far from the mean again."""
-    case = Case(8, (16, 16), batch=8, scales=scales, shortcut=False, activation=None)
+    case = Case(8, (16, 16), batch=4, scales=scales, shortcut=False, activation=None)
     tail, inputs = Tail(case), case.maps()
     inputs[0] += mean
     inputs[0][:, :, 0, 0] += corner
@@ -291,7 +287,7 @@ def test_an_odd_corner_does_not_drown_it_either(mean, corner, scales):
     [
         Case(),
         Case(layout="contiguous"),
-        Case(140, (7, 7), 2, scales=(1,)),
+        Case(70, (3, 4), 2, scales=(1,)),
         Case(size=(1, 1), batch=1),
         Case(size=(9, 5), batch=1, scales=(2, 3), norm=False),
         Case(size=(2, 2), batch=40, shortcut=False),
@@ -314,7 +310,7 @@ def test_evaluation_is_the_modules(case):
 @pytest.mark.parametrize("norm", [True, False])
 def test_evaluation_with_many_hidden_channels(norm):
     """More than a tile of products has."""
-    case = Case(280, (3, 2), scales=(1,), batch=2, norm=norm)
+    case = Case(140, (3, 2), scales=(1,), batch=2, norm=norm)
     tail, inputs = Tail(case).eval(), case.maps()
     with torch.inference_mode():
         ours, theirs = tail.kernels(*inputs), tail(*inputs)
@@ -323,14 +319,16 @@ def test_evaluation_with_many_hidden_channels(norm):
 
 def test_a_value_far_off_spoils_nothing_else():
     """The first of a map is among those that the means of its regions are measured from."""
-    case = Case(8, (16, 16), batch=16, scales=(1, 2))
+    case = Case(8, (16, 16), batch=4, scales=(1, 2))
     tail, inputs = Tail(case), [x.bfloat16() for x in case.maps()]
     inputs[0][0, :, 0, 0] = 300.0
     assert_as_good(tail, inputs)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("case", [Case(24, (9, 5), scales=(1, 2)), Case(140, (2, 2))], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(24, (9, 5), scales=(1, 2)), Case(70, (2, 2), batch=2)], ids=str
+)
 def test_evaluation_in_half_types(case, dtype):
     tail, inputs = Tail(case).eval(), [x.to(dtype) for x in case.maps()]
     expected = copy.deepcopy(tail).double()(*(x.double() for x in inputs))
@@ -342,7 +340,9 @@ def test_evaluation_in_half_types(case, dtype):
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("value", ["nan", "inf"])
-@pytest.mark.parametrize("case", [Case(), Case(140, (2, 2), reduction=7, activation=None)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(), Case(70, (2, 2), batch=2, reduction=7, activation=None)], ids=str
+)
 def test_what_is_not_a_number_goes_where_it_goes_in_the_modules(case, value, train):
     tail, inputs = Tail(case).train(train), case.maps()
     inputs[0][1, 3, 1, 1] = float(value)
@@ -353,7 +353,7 @@ def test_what_is_not_a_number_goes_where_it_goes_in_the_modules(case, value, tra
     assert torch.equal(found.isinf(), expected.isinf())
 
 
-@pytest.mark.parametrize("case", [Case(), Case(140, (1, 2), scales=(1,))], ids=str)
+@pytest.mark.parametrize("case", [Case(), Case(70, (1, 2), scales=(1,))], ids=str)
 def test_the_same_bits_whatever_memory_held(case):
     """Twice the same; and with memory that is new filled with NaN, as torch does when asked."""
     tail, inputs = Tail(case), case.maps()

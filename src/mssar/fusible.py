@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from mssar.branch import Branch, is_product
 from mssar.coordinates import Regional
@@ -93,14 +94,16 @@ def tail(
 
     Where the kernels were asked for by name, that is an error which says why.
     """
-    if not chosen(layer.backend, x):
+    if not chosen(layer.backend, x) or _mistaken(x, layer, norm):
         return None
     traced = torch.compiler.is_compiling()
     bound = _Bound.make(layer, norm) if traced else _bound(layer, norm)
     if isinstance(bound, str):
         return _declined(layer, bound)
-    if traced or type(x) is not Tensor or op.watched():
+    if op.watched(x):
         return _traced(x, layer, bound, shortcut, activation)
+    if (reason := _transformed()) is not None:
+        return _declined(layer, reason)
     plan = bound.plan(x, layer, shortcut, activation)
     if isinstance(plan, str):
         return _declined(layer, plan)
@@ -115,9 +118,10 @@ def tail(
 def _traced(
     x: Tensor, layer: Layer, bound: _Bound, shortcut: Tensor | None, activation: str | None
 ) -> Tensor | None:
-    reason = _misfit(x, layer, bound, shortcut, activation)
+    reason = None if torch.compiler.is_compiling() else _transformed()
+    reason = reason or _misfit(x, layer, bound, shortcut, activation)
     if reason is None and bound.synchronised and _group(bound.moved) != (None, None):
-        reason = "a compiler, or a mode, does not see how norms are synchronised"
+        reason = "a compiler, or a mode that looks on, does not see how norms are synchronised"
     if reason is not None:
         return _declined(layer, reason)
     settings = bound.settings(activation, products_in(x))
@@ -258,6 +262,26 @@ def _declined(layer: Layer, reason: str) -> Tensor | None:
     return None
 
 
+def _mistaken(x: Tensor, layer: Layer, norm: Norm | None) -> bool:
+    """Whether the modules refuse it as well: they say best why."""
+    if x.ndim != 4 or x.numel() == 0 or x.shape[1] != layer.channels:
+        return True
+    n, _, h, w = x.shape
+    if norm is not None and norm.training and n * h * w < 2 and _alone(norm):
+        return True
+    fewest = min(layer.scales)
+    if n * min(fewest, h) * min(fewest, w) > 1:
+        return False
+    return any(b.norm1.training and _alone(b.norm1) for b in layer.branches if type(b) is Branch)
+
+
+def _alone(norm: Norm) -> bool:
+    """Whether its statistics are those of this batch, and of no other process's."""
+    if type(norm) is not nn.SyncBatchNorm or not dist.is_available() or not dist.is_initialized():
+        return True
+    return dist.get_world_size(norm.process_group) == 1
+
+
 def _misfit(
     x: Tensor, layer: Layer, bound: _Bound, shortcut: Tensor | None, activation: str | None
 ) -> str | None:
@@ -267,9 +291,7 @@ def _misfit(
         return "its weights come from another map"
     if activation not in ACTIVATIONS:
         return f"the activation is {activation!r}"
-    if x.ndim != 4 or x.numel() == 0 or x.shape[1] != layer.channels:
-        return f"x has the shape {tuple(x.shape)}"
-    n, c, height, width = x.shape
+    _, c, height, width = x.shape
     if c * height * width >= LARGEST or height * width >= POSITIONS:
         return "a sample has 2³¹ numbers or more, or 2²⁰ positions"
     if norm is not None and norm.num_features != c:
@@ -278,17 +300,19 @@ def _misfit(
         shortcut.shape != x.shape or shortcut.dtype is not x.dtype or shortcut.device != x.device
     ):
         return "the shortcut differs in shape, type or device"
-    least = n * min(min(k, height) * min(k, width) for k in bound.scales)
-    if not bound.branches_fixed and least < 2:
-        return "BN cannot train on a single value"
-    if norm is not None and not bound.fixed and n * height * width < 2:
-        return "BN cannot train on a single value"
     device, dtype = x.device, bound.trained[-3].dtype  # an Ω₂'s
     if any(t.device != device for t in bound.tensors):
         return "x and the modules are on different devices"
     if dtype is not x.dtype and not torch.is_autocast_enabled(device.type):
         return f"x is {x.dtype}, the layer {dtype}"
     return None
+
+
+def _transformed() -> str | None:
+    """What is asked for that only PyTorch's own ops know; they would drop it without a word."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func transforms it"
+    return "forward derivatives are asked for" if forward_ad._current_level >= 0 else None
 
 
 def _group(norms: list[Norm]) -> tuple[Group | None, str | None]:

@@ -57,16 +57,11 @@ def eager(
     )
     plan.warm(forward=True, backward=needed)
     if needed:
-        made: Tensor = _applied()(plan, tensors, tracked, group, x, shortcut, *trained)
+        # Past a look at each argument for what a transform may have left: there is none here.
+        apply = super(torch.autograd.Function, _Tail).apply
+        made: Tensor = apply(plan, tensors, tracked, group, x, shortcut, *trained)
         return made
     return _forward(plan, x, shortcut, tensors, tracked, group)[2]
-
-
-def _applied() -> Any:
-    """Autograd's way in, without a look at each argument for what a transform may have left."""
-    if torch._C._are_functorch_transforms_active():
-        return _Tail.apply
-    return super(torch.autograd.Function, _Tail).apply
 
 
 def _forward(
@@ -88,8 +83,10 @@ def _forward(
     return x, shortcut, out, saved
 
 
-def watched() -> bool:
-    """Whether some mode wants to see every op."""
+def watched(x: Tensor) -> bool:
+    """Whether a compiler, a mode or a kind of tensors wants to see every op."""
+    if torch.compiler.is_compiling() or type(x) is not Tensor:
+        return True
     return bool(torch._C._len_torch_dispatch_stack())
 
 
@@ -328,7 +325,6 @@ register(
     f"bool shortcut, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
     _compute_backward,
     _backward_shapes,
-    save=lambda *_: None,
     backward=_refuse,
 )
 register(
