@@ -15,6 +15,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 from fuzzing import cases, draw, judge, memory  # noqa: E402
 from fuzzing.cases import Case  # noqa: E402
 
+from mssar.kernels.device import Device  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("rounded_halves")
 SMALL = Case(shape=(3, 5, 5, 4), scales=(1, 2), seed=1)
 
@@ -59,6 +61,18 @@ def test_a_seed_says_which_cases(kind):
     assert len(set(first)) == 4 * draw.CONFIGURATIONS
     assert all(case.possible() and case.kind == kind for case in first)
     assert [cases.parse(repr(case)) for case in first] == first
+
+
+@pytest.mark.parametrize("kind", ["tail", "layer"])
+def test_sizes_of_a_configuration_share_their_kernels(monkeypatch, kind):
+    plan = pytest.importorskip("mssar.kernels.tail.plan")
+    monkeypatch.setattr(plan, "device_of", lambda _: Device(132, 227 << 10, (9, 0)))
+    monkeypatch.setattr(draw, "device", lambda: "cuda")
+    found = list(draw.family("3/1", (kind,), 8))
+    for i in range(draw.CONFIGURATIONS):
+        some = found[8 * i : 8 * i + 8]
+        assert len({draw.kernels_of(case) for case in some}) == 1
+        assert len({case.shape for case in some}) > 3
 
 
 @pytest.mark.parametrize("form", cases.FORMS)

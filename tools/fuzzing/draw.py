@@ -178,4 +178,4 @@ def kernels_of(case: Case) -> Any:
         case.scales, (1e-5,) * 3, case.activation, case.norm, case.norm and not front,
         not branches, precision,
     )  # fmt: skip
-    return frozenset(map(id, Plan(shape, settings).kernels(True)))
+    return frozenset(map(id, Plan(shape, settings).kernels(forward=True, backward=True)))
