@@ -61,8 +61,9 @@ class Kernel:
     def compile(self) -> Any:
         args = [_example(kind) for kind in self.kinds]
         made = self.function.warmup(
-            *args, grid=(1,), **self.constants, num_warps=self.warps, num_stages=self.stages
-        )
+            *args, grid=(1,), **self.constants, num_warps=self.warps, num_stages=self.stages,
+            enable_fp_fusion=True,  # Triton 3.10 has another default
+        )  # fmt: skip
         return made.result() if hasattr(made, "result") else made
 
     def __call__(self, where: Where, grid: tuple[int, int], *args: Any) -> None:

@@ -15,13 +15,12 @@ from mssar.kernels.grids import Grids, power, up_to
 CHANNELS = 64  # of a tile of a map, at most
 APART = 16  # the same where channels lie apart
 FEW = 16  # positions of a cell up to which they are taken one by one, and no threads share them
-SOME = 64  # the same where a tile has CHANNELS
 CELLS = 8  # of a tile then
 AT_ONCE = 16  # positions of a tile otherwise
 APART_AT_ONCE = 64  # the same where channels lie apart
 LARGE = 1024  # elements of a tile then
-# Tiles that are on their way together: of cells with FEW positions, with SOME, with more.
-UP = {"sums": (8, 8, 8), "apply": (4, 4, 4), "gather": (2, 4, 2), "scatter": (4, 4, 4)}
+# Tiles that are on their way together: of cells with FEW positions, and of others.
+UP = {"sums": (8, 8), "apply": (4, 2), "gather": (2, 2), "scatter": (4, 4)}
 RESIDENT = 12  # programs a processor that a pass which leaves parts is cut into
 ROW_WARPS = 4
 STAGES = 3  # steps of a product that are on their way together, at most
@@ -47,15 +46,13 @@ def over_map(name: str, shape: tuple[int, ...], last: bool, grids: Grids, device
     n, c, height, width = shape
     area = up_to(height, grids.fine[0]) * up_to(width, grids.fine[1])
     channels = min(power(max(c, 16)), CHANNELS if last else APART)
-    some = last and channels == CHANNELS
-    if last and (area <= FEW or (some and (area <= SOME or name == "sums"))):
+    if last and (area <= FEW or (name == "sums" and channels == CHANNELS)):
         cells, positions, warps = CELLS, 1, 1
     else:
         positions = AT_ONCE if last else min(APART_AT_ONCE, max(4, power(area)))
         cells, warps = LARGE // (positions * channels), 2
     cells = max(1, min(power(grids.cells), cells))
-    up = UP[name][(area > FEW) + (area > SOME)]
-    up = min(up, max(1, power(area) // positions))
+    up = min(UP[name][area > FEW], max(1, power(area) // positions))
     tiles, blocks = up_to(grids.cells, cells), up_to(c, channels)
     each = max(1, min(tiles, n * tiles * blocks // (RESIDENT * device.processors)))
     return Pass(cells, positions, channels, up, warps, tiles, blocks, each, up_to(tiles, each))

@@ -90,7 +90,7 @@ def track(
     """Move them towards what a forward pass has left."""
     norms = norms_layout(levels, channels, hidden).place(saved)
     count = len(tracked.means)
-    launch = tracker(front, (count - front) // 2, levels)
+    launch = tracker(front, levels, tuple([t.dtype for t in tracked.means]))
     launch(
         where(saved), (count, -(-max(channels, hidden) // TRACKED)), norms.norms, norms.shares,
         pointers(tracked.means), pointers(tracked.variances),

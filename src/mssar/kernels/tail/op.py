@@ -59,7 +59,9 @@ def eager(
     if needed:
         # Past a look at each argument for what a transform may have left: there is none here.
         apply = super(torch.autograd.Function, _Tail).apply
-        made: Tensor = apply(plan, tensors, tracked, group, x, shortcut, *trained)
+        made: Tensor = apply(  # type: ignore[no-untyped-call]
+            plan, tensors, tracked, group, x, shortcut, *trained
+        )
         return made
     return _forward(plan, x, shortcut, tensors, tracked, group)[2]
 

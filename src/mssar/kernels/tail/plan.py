@@ -156,17 +156,16 @@ def pieces(levels: int, c: int, j: int) -> list[int]:
     return sections[0] + sections[1] + sections[2]
 
 
-@lru_cache(maxsize=64)
-def tracker(front: bool, branches: int, levels: int) -> Kernel:
-    """What moves running statistics: the front norm's, and of all branches or none."""
+@lru_cache(maxsize=256)
+def tracker(front: bool, levels: int, types: tuple[torch.dtype, ...]) -> Kernel:
+    """What moves running statistics of these types: the front norm's, and all branches' or none."""
     from mssar.kernels.triton import rows
 
-    count = front + 2 * branches
+    count = len(types)
     return kernel(
         rows.track,
-        [NUMBER, NUMBER, (NUMBER,) * count, (NUMBER,) * count, (torch.int64,) * count,
-         (float,) * count, *[int] * 4],
-        {"FRONT": int(front), "BRANCHES": branches, "L": levels, "BLOCK": TRACKED}, 2,
+        [NUMBER, NUMBER, types, types, (torch.int64,) * count, (float,) * count, *[int] * 4],
+        {"FRONT": int(front), "BRANCHES": (count - front) // 2, "L": levels, "BLOCK": TRACKED}, 2,
     )  # fmt: skip
 
 
@@ -279,11 +278,12 @@ class Plan:
             maps.apply, [dtype, dtype, dtype, kept, NUMBER, *[int] * 9],
             {**scales, **tile("apply"), **last, **ends}, self.cut["apply"].warps,
         )  # fmt: skip
+        # Running statistics are of their norm's type, as a rule; `track` looks again.
+        moved = list(front[:1]) if self.batch_norm else []
+        moved += [] if s.branches_fixed else [*per[1], *per[4]]
         self.tracker: Kernel | None = None
-        if self.batch_norm or not s.branches_fixed:
-            self.tracker = tracker(
-                self.batch_norm, 0 if s.branches_fixed else self.levels, self.levels
-            )
+        if moved:
+            self.tracker = tracker(self.batch_norm, self.levels, tuple(moved))
         self.gather: Kernel = kernel(
             maps.gather, [dtype, dtype, dtype, dtype, NUMBER, kept, NUMBER, *[int] * 9],
             {**scales, **tile("gather"), **last, **ends}, self.cut["gather"].warps,

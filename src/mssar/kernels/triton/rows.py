@@ -324,6 +324,7 @@ def reduce(
             beta = tl.load(norms + BETA * CS + k, in_k, 0.0)
             y = y * gamma[None, :] + beta[None, :]
         acc = product(y, w, acc, PRECISION)
+    acc = acc.to(hidden.dtype.element_ty).to(tl.float32)  # statistics are of what is kept
     mask = in_r[:, None] & (j < JS)[None, :]
     tl.store(hidden + at * JS + j[None, :], acc, mask)
     if not BRANCHES_FIXED:
@@ -378,6 +379,7 @@ def expand(
         intercept = tl.load(norm + INTERCEPT * JS + k, in_k, 0.0)
         h = relu(h.to(tl.float32) * slope[None, :] + intercept[None, :])
         acc = product(h, w, acc, PRECISION)
+    acc = acc.to(gates.dtype.element_ty).to(tl.float32)
     mask = in_r[:, None] & (c < CS)[None, :]
     tl.store(gates + at * CS + c[None, :], acc, mask)
     if not BRANCHES_FIXED:
