@@ -6,7 +6,7 @@ a printed network can say it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mssar.branch import Branch, is_product
 from mssar.coordinates import Regional
 from mssar.kernels import AVAILABLE, chosen, exporting, products_in
+from mssar.kernels.dense.op import means, step
 from mssar.kernels.grids import FINEST, finest
 from mssar.kernels.tail.forward import Tracked
 from mssar.kernels.tail.op import run
@@ -110,15 +111,50 @@ def tail(
     group, reason = _group(x, bound.norms)
     if reason is not None:
         return _declined(layer, reason)
-    tracked = None
-    if bound.norms:
-        tracked = Tracked(
-            [n.running_mean for n in bound.norms],
-            [n.running_var for n in bound.norms],
-            [n.num_batches_tracked for n in bound.norms],
-            [n.momentum for n in bound.norms],
-        )
+    tracked = _tracked(bound.norms)
     return run(x, shortcut, bound.trained, bound.given, bound.settings, tracked, group)
+
+
+def carries(x: Tensor, layers: Sequence[Layer]) -> bool:
+    """Whether dense steps with these layers can carry the means of their main vector along.
+
+    ``x`` is what they begin with. Where the kernels were asked for by name and cannot, that is an
+    error which says why.
+    """
+    if not chosen(layers[0].backend, x):
+        return False
+    for layer in layers:
+        reason = obstacle(layer) or _unfit(x, layer) or _unshared(x, layer)
+        if layer.context_channels is None:
+            reason = "its weights do not come from the main vector"
+        if reason is not None:
+            _declined(layer, reason)
+            return False
+    return True
+
+
+def region_means(x: Tensor, layer: Layer) -> Tensor:
+    """The means of a map over cells, which the first of such steps begins with."""
+    return means(x, layer.scales)
+
+
+def dense_step(x: Tensor, cells: Tensor, layer: Layer, carry: bool) -> tuple[Tensor, Tensor]:
+    """``x`` recalibrated by what its main vector's means say, and these with ``x`` in them."""
+    bound = _bind(x, layer, None, None)
+    group, _ = _group(x, bound.norms)
+    tracked = _tracked(bound.norms)
+    return step(x, cells, bound.trained, bound.given, bound.settings, tracked, carry, group)
+
+
+def _tracked(norms: list[Norm]) -> Tracked | None:
+    if not norms:
+        return None
+    return Tracked(
+        [n.running_mean for n in norms],
+        [n.running_var for n in norms],
+        [n.num_batches_tracked for n in norms],
+        [n.momentum for n in norms],
+    )
 
 
 def _declined(layer: Layer, reason: str) -> None:
@@ -134,23 +170,32 @@ def _misfit(
         return "its weights come from another map"
     if activation not in ACTIVATIONS:
         return f"the activation is {activation!r}"
-    if x.ndim != 4 or x.numel() == 0 or x.shape[1] != layer.channels:
+    if x.ndim != 4 or x.shape[1] != layer.channels:
         return f"x has the shape {tuple(x.shape)}"
     n, c, height, width = x.shape
-    if c * height * width >= LARGEST:
-        return "a sample has more than 2³¹ numbers"
     if norm is not None and norm.num_features != c:
         return f"the norm is for {norm.num_features} channels"
     if shortcut is not None and (
         shortcut.shape != x.shape or shortcut.dtype is not x.dtype or shortcut.device != x.device
     ):
         return "the shortcut differs in shape, type or device"
-    first = next(iter(layer.branches))
     if norm is not None and norm.weight.device != x.device:
         return "x and the norm are on different devices"
-    if first.norm1.training and n * min(s.scale for s in layer.sets.sets) ** 2 < 2:
-        return "BN cannot train on a single value"
     if norm is not None and norm.training and n * height * width < 2:
+        return "BN cannot train on a single value"
+    return _unfit(x, layer)
+
+
+def _unfit(x: Tensor, layer: Layer) -> str | None:
+    """Why a map is not one for the kernels with this layer."""
+    if x.ndim != 4 or x.numel() == 0:
+        return f"x has the shape {tuple(x.shape)}"
+    n, c, height, width = x.shape
+    if c * height * width >= LARGEST:
+        return "a sample has more than 2³¹ numbers"
+    first = next(iter(layer.branches))
+    values = n * min(min(k, height) * min(k, width) for k in layer.scales)
+    if first.norm1.training and values < 2:
         return "BN cannot train on a single value"
     for branch in layer.branches:
         for weight in (branch.reduce.weight, branch.expand.weight):
@@ -206,6 +251,10 @@ def _group(x: Tensor, norms: list[Norm]) -> tuple[Group | None, str | None]:
         return None, "a compiler does not see how norms are synchronised"
     del x
     return Group(next(iter(groups))), None
+
+
+def _unshared(x: Tensor, layer: Layer) -> str | None:
+    return _group(x, [n for n in _norms(layer) if n.training])[1]
 
 
 def running(layer: Layer, norm: nn.Module | None = None) -> str:

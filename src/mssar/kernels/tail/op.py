@@ -48,7 +48,7 @@ def run(
     β. ``given`` are the front norm's running mean and variance, and where the branches' statistics
     are given, of each scale the running mean and variance of the hidden layer and of the gates.
     """
-    if torch.compiler.is_compiling() or type(x) is not Tensor or _watched():
+    if torch.compiler.is_compiling() or type(x) is not Tensor or watched():
         assert group is None
         return _by_op(x, shortcut, trained, given, settings, tracked)
     last = is_last(x)
@@ -85,11 +85,11 @@ def _directly(
     tensors = _in_order(trained, given, found.settings.norm)
     out, saved = forwards.forward(found, dense(x, last), laid, tensors, group)
     if tracked is not None:
-        _track(found, saved, tracked)
+        moved(found, saved, tracked)
     return out
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether some mode wants to see every op."""
     return bool(torch._C._len_torch_dispatch_stack())
 
@@ -114,7 +114,8 @@ def _in_order(trained: Sequence[Tensor], given: Sequence[Tensor], norm: bool) ->
     return [*trained[:2], *given[:2], *trained[2:], *given[2:]]
 
 
-def _track(found: Plan, saved: Tensor, tracked: Tracked) -> None:
+def moved(found: Plan, saved: Tensor, tracked: Tracked) -> None:
+    """Move running statistics, so that autograd sees it."""
     forwards.track(saved, tracked, found.c, found.j, found.levels, found.batch_norm)
     for tensors in (tracked.means, tracked.variances, tracked.seen):
         for t in tensors:
@@ -140,7 +141,7 @@ class _Tail(torch.autograd.Function):
         tensors = _in_order(trained, given, found.settings.norm)
         out, saved = forwards.forward(found, x, shortcut, tensors, group)
         if tracked is not None:
-            _track(found, saved, tracked)
+            moved(found, saved, tracked)
         seen = {"relu": out, "silu": shortcut}.get(str(found.settings.activation))
         ctx.save_for_backward(x, seen, saved)
         ctx.found, ctx.group, ctx.types = found, group, [t.dtype for t in trained]
@@ -160,12 +161,13 @@ class _Tail(torch.autograd.Function):
             made = backwards.backward(found, grad, x, seen, saved, ctx.group)
         norm = found.settings.norm
         grads = backwards.split(made[2], found.c, found.j, found.levels, norm)
-        grads = _typed(grads, ctx.types)
+        grads = typed(grads, ctx.types)
         of_shortcut = made[1] if found.shape.shortcut else None
         return None, None, None, None, None, made[0], of_shortcut, *grads
 
 
-def _typed(grads: list[Tensor], types: list[torch.dtype]) -> list[Tensor]:
+def typed(grads: list[Tensor], types: list[torch.dtype]) -> list[Tensor]:
+    """Gradients in their parameters' types."""
     return [
         g if kind is torch.float32 else g.to(kind) for g, kind in zip(grads, types, strict=True)
     ]
@@ -249,7 +251,7 @@ def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     norm = ctx.how[3][0]
     hidden = trained[2 * norm].shape[0]
     grads = backwards.split(flat, x.shape[1], hidden, len(ctx.how[0]), norm)
-    grads = _typed(grads, [t.dtype for t in trained])
+    grads = typed(grads, [t.dtype for t in trained])
     nones = [None] * len(ctx.how)
     return grad_x, (behind if ctx.shortcut else None), grads, [None] * len(given), *nones
 
@@ -295,7 +297,7 @@ def _backward_shapes(
     return torch.empty_like(x), behind, x.new_empty(layout.bytes // 4, dtype=torch.float32)
 
 
-def _refuse(ctx: Any, *_: Any) -> Any:
+def refuse(*_: Any) -> Any:
     raise RuntimeError(NO_SECOND)
 
 
@@ -331,7 +333,7 @@ register(
     _compute_backward,
     _backward_shapes,
     save=lambda *_: None,
-    backward=_refuse,
+    backward=refuse,
 )
 register(
     "track",

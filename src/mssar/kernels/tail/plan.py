@@ -1,6 +1,7 @@
 """What follows from shapes, worked out once: kernels, grids and sections of memory.
 
-N batch, C channels, J hidden channels, L scales.
+N batch, C channels, J hidden channels, L scales. What regions' means are of has CX channels: C, but
+for a layer that looks at another map.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Shape(NamedTuple):
     hidden: int
     shortcut: bool
     types: tuple[torch.dtype, ...]  # of the front norm's and the branches' tensors
+    context: int = 0  # CX, where weights come from another map
 
 
 class Saved(NamedTuple):
@@ -67,9 +69,9 @@ class Saved(NamedTuple):
     norms: Pointer  # a table each: the front one's, the hidden layers', the gates'
     shares: Pointer  # one by the values of a channel: in front, and a scale
     counters: Pointer
-    reduces: Pointer  # Ω₁ of all scales, rows CS apart
+    reduces: Pointer  # Ω₁ of all scales, rows CXS apart
     expands: Pointer  # Ω₂, rows JS apart
-    normal: Pointer  # rows × CS: means behind the front norm, but for γ and β
+    normal: Pointer  # rows × CXS: means behind the front norm, but for γ and β
     hidden: Pointer  # rows × JS: in front of their norm
     gates: Pointer  # rows × CS: in front of theirs
 
@@ -137,18 +139,20 @@ def saved_bytes(
     hidden: int,
     scales: tuple[int, ...],
     dtype: torch.dtype,
+    context: int = 0,
 ) -> int:
     """Of what the gradient needs. The batch and the map's size may be symbolic."""
     rows = batch * sum(min(k, size[0]) * min(k, size[1]) for k in scales)
     cs, js, levels = padded(channels), padded(hidden), len(scales)
-    numbers = levels * (hidden * cs + channels * js) + rows * (2 * cs + js)
+    cxs = padded(context or channels)
+    numbers = levels * (hidden * cxs + channels * js) + rows * (cs + cxs + js)
     return norms_layout(levels, channels, hidden).bytes + numbers * kept_type(dtype).itemsize
 
 
 @lru_cache(maxsize=1024)
-def grads_layout(levels: int, channels: int, hidden: int) -> Layout:
+def grads_layout(levels: int, channels: int, hidden: int, context: int = 0) -> Layout:
     vectors, hiddens = (2 + 2 * levels) * channels, 2 * levels * hidden
-    weights = 2 * levels * hidden * channels
+    weights = levels * hidden * (channels + (context or channels))
     return Layout(Grads, [(NUMBER, vectors), (NUMBER, hiddens), (NUMBER, weights)])
 
 
@@ -174,7 +178,8 @@ class Plan:
         self.n, self.c, self.height, self.width = shape.map
         self.j = shape.hidden
         self.levels = len(settings.scales)
-        self.cs, self.js = padded(self.c), padded(self.j)
+        self.cx = shape.context or self.c
+        self.cs, self.cxs, self.js = padded(self.c), padded(self.cx), padded(self.j)
         self.grids: Grids = grids((self.height, self.width), settings.scales)
         self.rows = self.n * self.grids.rows
         self.kept_type = kept_type(shape.dtype)
@@ -182,9 +187,12 @@ class Plan:
         self.cut: Passes = passes(shape.map, shape.last, self.grids, self.device)
         self.together: Samples = samples(self.grids)
         self.tiles: Products = products(self.c, self.j, self.kept_type, self.device)
+        wide = products(self.cx, self.j, self.kept_type, self.device)
+        self.wide: Products = wide._replace(rows=self.tiles.rows)
         self.row_tiles = self.grids.tiles(self.n, self.tiles.rows)
         self.j_tiles = up_to(self.j, self.tiles.hidden)
         self.c_tiles = up_to(self.c, self.tiles.channels)
+        self.x_tiles = up_to(self.cx, self.wide.channels)
         self.batch_norm = settings.norm and not settings.fixed
         self._warm = 0  # nothing, forward, both
         self._kernels()
@@ -210,32 +218,39 @@ class Plan:
 
     # Kernels
 
+    @property
+    def scales(self) -> dict[str, tuple[int, ...]]:
+        """As kernels take them."""
+        grid = self.grids
+        return {"DOWN": grid.down, "ACROSS": grid.across, "ROWS_AT": grid.rows_at}
+
+    def tile(self, name: str) -> dict[str, int]:
+        """Of a pass over maps."""
+        cut = self.cut
+        return {
+            "CELLS": cut.cells, "BP": cut.positions, "UP": UP[name] if cut.large else 1,
+            "CT": cut.channels, "BY": multiple(self.c),
+        }  # fmt: skip
+
     def _kernels(self) -> None:
         from mssar.kernels.triton import gates, maps, rows, rows_backward
 
         s, grid, dtype, kept = self.settings, self.grids, self.shape.dtype, self.kept_type
         precision = "ieee" if interpreted() else s.precision
-        scales = {"DOWN": grid.down, "ACROSS": grid.across, "ROWS_AT": grid.rows_at}
-        cut, together = self.cut, self.together
+        scales, tile, together = self.scales, self.tile, self.together
         inside = {
             "ROWS": grid.rows, "RB": together.rows, "QS": grid.cells, "QB": together.cells
         }  # fmt: skip
-
-        def tile(name: str) -> dict[str, int]:
-            return {
-                "CELLS": cut.cells, "BP": cut.positions, "UP": UP[name] if cut.large else 1,
-                "CT": cut.channels, "BY": multiple(self.c),
-            }  # fmt: skip
-
         last = {"LAST": self.shape.last}
         ends = {"SHORTCUT": self.shape.shortcut, "ACT": ACTIVATIONS[s.activation]}
-        t = self.tiles
+        t, wide = self.tiles, self.wide
         row = {"warps": ROW_WARPS, "stages": t.stages}
+        wide_row = {"warps": ROW_WARPS, "stages": wide.stages}
         self.sums: Kernel = kernel(
             maps.sums, [dtype, NUMBER, NUMBER, NUMBER, torch.int32, *[int] * 10],
             {**tile("sums"), **last, "MOMENTS": self.batch_norm}, MAP_WARPS,
         )  # fmt: skip
-        same = -1 if grid.same is None else grid.same
+        same = -1 if grid.same is None or self.shape.context else grid.same
         self.coarse = self.levels > (same >= 0)  # means of regions that are not cells
         front, types = self.shape.types[: 4 * s.norm], self.shape.types[4 * s.norm :]
         per = [tuple(types[i::6]) for i in range(6)]
@@ -247,8 +262,8 @@ class Plan:
             running = [()] * 4
         self.prepare: Kernel = kernel(
             rows.prepare,
-            [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, kept, tuple(front), *per, *running,
-             *[int] * 13, float, float, float],
+            [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, torch.int32, kept, tuple(front), *per,
+             *running, *[int] * 14, float, float, float],
             {**scales, "SAME": same, **inside, "COARSE": self.coarse,
              "CT": together.channels, "BC": FRONT, "BLOCK": PACKED,
              "NORM": s.norm, "FIXED": s.fixed, "BRANCHES_FIXED": s.branches_fixed}, ROW_WARPS,
@@ -257,7 +272,8 @@ class Plan:
         self.reduce: Kernel = kernel(
             rows.reduce,
             [NUMBER, kept, NUMBER, kept, kept, NUMBER, NUMBER, torch.int32, *[int] * 5, float],
-            {**scales, "BM": t.rows, "BJ": t.hidden, "BK": t.depth, "NORM": s.norm, **how}, **row,
+            {**scales, "BM": t.rows, "BJ": t.hidden, "BK": wide.depth, "NORM": s.norm, **how},
+            **wide_row,
         )  # fmt: skip
         self.expand: Kernel = kernel(
             rows.expand,
@@ -293,8 +309,8 @@ class Plan:
             rows_backward.reduce_backward,
             [kept, kept, NUMBER, kept, kept, NUMBER, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER,
              NUMBER, torch.int32, *[int] * 10],
-            {**scales, "BM": t.rows, "BR": t.span_rows, "BC": t.channels, "BJ": t.hidden,
-             "NORM": s.norm, "PRECISION": precision}, **row,
+            {**scales, "BM": t.rows, "BR": t.span_rows, "BC": wide.channels, "BJ": t.hidden,
+             "NORM": s.norm, "PRECISION": precision}, **wide_row,
         )  # fmt: skip
         self.scatter: Kernel = kernel(
             maps.scatter,
@@ -307,52 +323,55 @@ class Plan:
 
     def _memory(self) -> None:
         n, c, j, cs, js, levels = self.n, self.c, self.j, self.cs, self.js, self.levels
+        cx, cxs, context = self.cx, self.cxs, self.shape.context
         kept, q = self.kept_type, self.n * self.grids.cells
         norms = norms_layout(levels, c, j)
         self.counters = norms.sections[2][1]
-        packed = [(kept, levels * j * cs), (kept, levels * c * js)]
-        rows = [(kept, self.rows * cs), (kept, self.rows * js), (kept, self.rows * cs)]
+        packed = [(kept, levels * j * cxs), (kept, levels * c * js)]
+        rows = [(kept, self.rows * cxs), (kept, self.rows * js), (kept, self.rows * cs)]
         self.saved = Layout(Saved, [*norms.sections, *packed, *rows])
         size, scales = (self.height, self.width), self.settings.scales
-        assert self.saved.bytes == saved_bytes(n, c, size, j, scales, self.shape.dtype)
+        assert self.saved.bytes == saved_bytes(n, c, size, j, scales, self.shape.dtype, context)
         programs = self.n * self.cut.groups
         tiles = self.row_tiles
         parts = 2 * max(programs * cs, tiles * max(js, cs))
         counts = max(programs, tiles * max(self.j_tiles, self.c_tiles))
-        cells = 0 if self.grids.same is not None else q * cs
+        cells = 0 if context or self.grids.same is not None else q * cs
         self.forward = Layout(
-            Forward, [(NUMBER, self.rows * cs), (NUMBER, cells), (NUMBER, parts), (NUMBER, counts)]
+            Forward, [(NUMBER, self.rows * cxs), (NUMBER, cells), (NUMBER, parts), (NUMBER, counts)]
         )
-        self.span = span(self.rows, self.c_tiles * self.j_tiles)
+        self.span = span(self.rows, self.x_tiles * self.j_tiles)
         self.spans = self.grids.tiles(n, self.span)
         self.backward = Layout(
             Backward,
             [
                 (NUMBER, 2 * q * cs), (kept, q * cs), (kept, self.rows * cs),
-                (kept, self.rows * cs), (kept, self.rows * js), (kept, self.rows * cs),
+                (kept, self.rows * cs), (kept, self.rows * js), (kept, self.rows * cxs),
                 (NUMBER, 2 * (levels + 1) * n * cs), (NUMBER, 2 * tiles * max(js, cs)),
                 (NUMBER, 2 * cs), (NUMBER, 2 * cs), (NUMBER, 3 * levels * cs),
-                (NUMBER, 3 * levels * js), (NUMBER, 2 * self.spans * c * j),
+                (NUMBER, 3 * levels * js), (NUMBER, self.spans * (c + cx) * j),
             ],
         )  # fmt: skip
-        self.grads = grads_layout(levels, c, j)
+        self.grads = grads_layout(levels, c, j, context)
 
     @cached_property
     def preparing(self) -> int:
         """Programs of `prepare`."""
-        copied = up_to(self.j * self.cs, PACKED) + up_to(self.c * self.js, PACKED)
-        coarse = self.n * up_to(self.cs, self.together.channels) if self.coarse else 0
+        copied = up_to(self.j * self.cxs, PACKED) + up_to(self.c * self.js, PACKED)
+        coarse = self.n * up_to(self.cxs, self.together.channels) if self.coarse else 0
         return up_to(self.cs, FRONT) + self.levels * (1 + copied) + coarse
 
     @cached_property
     def adding(self) -> int:
         """Programs that add up parts of weights' gradients."""
-        return 2 * self.levels * up_to(self.c * self.j, PACKED)
+        return self.levels * (up_to(self.cx * self.j, PACKED) + up_to(self.c * self.j, PACKED))
 
     @cached_property
     def multiplying(self) -> int:
         """Programs of `reduce_backward`."""
-        return self.c_tiles * (self.row_tiles + 2 * self.spans * self.j_tiles)
+        c_tiles = up_to(self.c, self.wide.channels)
+        weights = self.spans * self.j_tiles * (self.x_tiles + c_tiles)
+        return self.x_tiles * self.row_tiles + weights
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,319 @@
+"""Dense steps as torch ops, and as a function of autograd's for eager calls.
+
+region_means  a map's means over cells, of which those over all scales' regions follow
+dense_step    z · x with weights from the main vector's means; and the means of both together
+
+N batch, C new channels, CX channels of the main vector so far, H W map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mssar.kernels.dense import step as launches
+from mssar.kernels.dense.plan import Means, Step, means_plan, means_shape, step_plan
+from mssar.kernels.register import register
+from mssar.kernels.tail.backward import split
+from mssar.kernels.tail.forward import Tracked
+from mssar.kernels.tail.op import NO_SECOND, moved, refuse, typed, watched
+from mssar.kernels.tail.plan import Settings, Shape, dense, grads_layout, is_last, saved_bytes
+from mssar.kernels.tail.synchronise import Group
+from mssar.kernels.tiling import padded
+
+
+def means(x: Tensor, scales: tuple[int, ...]) -> Tensor:
+    """Those that a block's first step begins with."""
+    made: Tensor = torch.ops.mssar.region_means(x, list(scales))
+    return made
+
+
+def step(
+    x: Tensor,
+    cells: Tensor,
+    trained: list[Tensor],
+    given: list[Tensor],
+    settings: Settings,
+    tracked: Tracked | None,
+    carry: bool,
+    group: Group | None = None,
+) -> tuple[Tensor, Tensor]:
+    """z · x, and the means of the main vector with it; without ``carry`` those that were given.
+
+    ``trained`` are of each scale Ω₁, γ, β, Ω₂, γ, β. ``given`` are, where the branches' statistics
+    are given, of each scale the running mean and variance of the hidden layer and of the gates.
+    """
+    if torch.compiler.is_compiling() or type(x) is not Tensor or watched():
+        assert group is None
+        return _by_op(x, cells, trained, given, settings, tracked, carry)
+    found = _plan(x, trained, given, settings)
+    needed = torch.is_grad_enabled() and (
+        x.requires_grad or cells.requires_grad or any(t.requires_grad for t in trained)
+    )
+    with torch.cuda.device_of(x):
+        found.warm(needed)
+        if needed:
+            out, nexts = _Step.apply(  # type: ignore[no-untyped-call]
+                found, given, tracked, carry, group, x, cells, *trained
+            )
+        else:
+            laid = dense(x, found.shape.last)
+            out, nexts, saved = launches.forward(
+                found, laid, cells, [*trained, *given], carry, group
+            )
+            if tracked is not None:
+                moved(found, saved, tracked)
+    return out, cells if nexts is None else nexts
+
+
+def _plan(x: Tensor, trained: list[Tensor], given: list[Tensor], settings: Settings) -> Step:
+    n, c, h, w = x.shape
+    hidden, context = trained[0].shape[:2]
+    types = tuple([t.dtype for t in (*trained, *given)])
+    shape = Shape((n, c, h, w), is_last(x), x.dtype, x.device, hidden, False, types, context)
+    return step_plan(shape, settings)
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        found: Step,
+        given: list[Tensor],
+        tracked: Tracked | None,
+        carry: bool,
+        group: Group | None,
+        x: Tensor,
+        cells: Tensor,
+        *trained: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        x = dense(x, found.shape.last)
+        out, nexts, saved = launches.forward(found, x, cells, [*trained, *given], carry, group)
+        if tracked is not None:
+            moved(found, saved, tracked)
+        ctx.save_for_backward(x, saved)
+        ctx.set_materialize_grads(False)
+        ctx.found, ctx.group, ctx.types = found, group, [t.dtype for t in trained]
+        return out, nexts
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, grad: Tensor | None, next_grads: Tensor | None
+    ) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(NO_SECOND)
+        if grad is None and next_grads is None:
+            return (None,) * (7 + len(ctx.types))
+        x, saved = ctx.saved_tensors
+        found: Step = ctx.found
+        with torch.cuda.device_of(x):
+            made = launches.backward(found, *_laid(grad, next_grads, x), x, saved, ctx.group)
+        grads = split(made[2], found.c, found.j, found.levels, False, found.cx)
+        return None, None, None, None, None, made[0], made[1], *typed(grads, ctx.types)
+
+
+def _laid(
+    grad: Tensor | None, next_grads: Tensor | None, x: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients as the kernels read them."""
+    of_out = torch.zeros_like(x) if grad is None else dense(grad, is_last(x))
+    return of_out, None if next_grads is None else next_grads.contiguous()
+
+
+# As ops. Settings travel as numbers.
+
+
+def _by_op(
+    x: Tensor,
+    cells: Tensor,
+    trained: list[Tensor],
+    given: list[Tensor],
+    settings: Settings,
+    tracked: Tracked | None,
+    carry: bool,
+) -> tuple[Tensor, Tensor]:
+    s = settings
+    out, nexts, saved = torch.ops.mssar.dense_step(
+        x, cells, trained, given, carry, list(s.scales), list(s.eps), s.branches_fixed, s.precision
+    )
+    if tracked is not None:
+        torch.ops.mssar.track(
+            saved, list(tracked.means), list(tracked.variances), list(tracked.seen),
+            list(tracked.momenta), x.shape[1], trained[0].shape[0], len(s.scales), False,
+        )  # fmt: skip
+    return out, nexts if carry else cells
+
+
+_SETTINGS = "int[] scales, float[] eps, bool branches_fixed, str precision"
+
+
+def _settings(
+    scales: Sequence[int], eps: Sequence[float], branches_fixed: bool, precision: str
+) -> Settings:
+    front, hidden, gates = eps
+    how = None, False, False, branches_fixed, precision
+    return Settings(tuple(scales), (front, hidden, gates), *how)
+
+
+def _compute(
+    x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, *how: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.cuda.device_of(x):
+        found = _plan(x, trained, given, _settings(*how))
+        found.warm(False)
+        x, cells = dense(x, found.shape.last), cells.contiguous()
+        out, nexts, saved = launches.forward(found, x, cells, [*trained, *given], carry)
+    return out, cells.new_empty(0) if nexts is None else nexts, saved
+
+
+def _shapes(
+    x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, *how: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    del given
+    n, c, h, w = x.shape
+    hidden, context = trained[0].shape[:2]
+    size = saved_bytes(n, c, (h, w), hidden, tuple(how[0]), x.dtype, context)
+    nexts = cells.new_empty((cells.shape[0], padded(context + c)) if carry else 0)
+    return torch.empty_like(x), nexts, x.new_empty(size, dtype=torch.uint8)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, _, trained, given, _, *how = inputs
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, output[2], *trained, *given)
+    ctx.how, ctx.count = how, len(trained)
+
+
+def _differentiate(
+    ctx: Any, grad: Tensor | None, next_grads: Tensor | None, *_: Any
+) -> tuple[Any, ...]:
+    x, saved, *tensors = ctx.saved_tensors
+    trained, given = tensors[: ctx.count], tensors[ctx.count :]
+    nones = [None] * (1 + len(ctx.how))
+    if grad is None and next_grads is None:
+        return None, None, [None] * len(trained), [None] * len(given), *nones
+    if grad is None:
+        grad = torch.zeros_like(x)
+    grad_x, cell_grads, flat = torch.ops.mssar.dense_step_backward(
+        grad, next_grads, x, saved, trained, given, *ctx.how
+    )
+    hidden, context = trained[0].shape[:2]
+    grads = split(flat, x.shape[1], hidden, len(ctx.how[0]), False, context)
+    grads = typed(grads, [t.dtype for t in trained])
+    return grad_x, cell_grads, grads, [None] * len(given), *nones
+
+
+def _compute_backward(
+    grad: Tensor,
+    next_grads: Tensor | None,
+    x: Tensor,
+    saved: Tensor,
+    trained: list[Tensor],
+    given: list[Tensor],
+    *how: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.cuda.device_of(x):
+        found = _plan(x, trained, given, _settings(*how))
+        found.warm(True)
+        x = dense(x, found.shape.last)
+        return launches.backward(found, *_laid(grad, next_grads, x), x, saved)
+
+
+def _backward_shapes(
+    grad: Tensor,
+    next_grads: Tensor | None,
+    x: Tensor,
+    saved: Tensor,
+    trained: list[Tensor],
+    given: list[Tensor],
+    *how: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    del grad, next_grads, saved, given
+    n, c, h, w = x.shape
+    hidden, context = trained[0].shape[:2]
+    shape = means_shape(n, context, (h, w), tuple(how[0]))
+    layout = grads_layout(len(how[0]), c, hidden, context)
+    numbers = {"dtype": torch.float32}
+    return (
+        torch.empty_like(x),
+        x.new_empty(shape, **numbers),
+        x.new_empty(layout.bytes // 4, **numbers),
+    )
+
+
+def _means_plan(x: Tensor, scales: Sequence[int]) -> Means:
+    n, c, h, w = x.shape
+    return means_plan((n, c, h, w), is_last(x), x.dtype, x.device, tuple(scales))
+
+
+def _means(x: Tensor, scales: Sequence[int]) -> Tensor:
+    with torch.cuda.device_of(x):
+        found = _means_plan(x, scales)
+        found.warm(False)
+        return launches.means(found, dense(x, found.shape.last))
+
+
+def _means_shapes(x: Tensor, scales: Sequence[int]) -> Tensor:
+    n, c, h, w = x.shape
+    return x.new_empty(means_shape(n, c, (h, w), tuple(scales)), dtype=torch.float32)
+
+
+def _means_backward(grad: Tensor, like: Tensor, scales: Sequence[int]) -> Tensor:
+    with torch.cuda.device_of(like):
+        found = _means_plan(like, scales)
+        found.warm(True)
+        form = torch.channels_last if found.shape.last else torch.contiguous_format
+        made = torch.empty_like(like, memory_format=form)
+        launches.unpool(found, grad.contiguous(), made)
+        return made
+
+
+def _means_differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    (x,) = ctx.saved_tensors
+    return torch.ops.mssar.region_means_backward(grad, x, ctx.scales), None
+
+
+def _means_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    ctx.save_for_backward(inputs[0])
+    ctx.scales = inputs[1]
+
+
+register(
+    "region_means",
+    "(Tensor x, int[] scales) -> Tensor",
+    _means,
+    _means_shapes,
+    save=_means_save,
+    backward=_means_differentiate,
+)
+register(
+    "region_means_backward",
+    "(Tensor grad, Tensor like, int[] scales) -> Tensor",
+    _means_backward,
+    lambda grad, like, scales: torch.empty_like(like),  # noqa: ARG005
+    save=lambda *_: None,
+    backward=refuse,
+)
+register(
+    "dense_step",
+    "(Tensor x, Tensor cells, Tensor[] trained, Tensor[] given, bool carry, "
+    f"{_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    _compute,
+    _shapes,
+    save=_save,
+    backward=_differentiate,
+)
+register(
+    "dense_step_backward",
+    "(Tensor grad, Tensor? next_grads, Tensor x, Tensor saved, Tensor[] trained, "
+    f"Tensor[] given, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    _compute_backward,
+    _backward_shapes,
+    save=lambda *_: None,
+    backward=refuse,
+)
