@@ -106,11 +106,13 @@ def tail(
         return None
     reason = obstacle(layer, norm) or _misfit(x, layer, norm, shortcut, activation)
     if reason is not None:
-        return _declined(layer, reason)
+        _declined(layer, reason)
+        return None
     bound = _bind(x, layer, norm, activation)
     group, reason = _group(x, bound.norms)
     if reason is not None:
-        return _declined(layer, reason)
+        _declined(layer, reason)
+        return None
     tracked = _tracked(bound.norms)
     return run(x, shortcut, bound.trained, bound.given, bound.settings, tracked, group)
 

@@ -70,16 +70,21 @@ def step(
 
 
 def _plan(x: Tensor, trained: list[Tensor], given: list[Tensor], settings: Settings) -> Step:
-    n, c, h, w = x.shape
-    hidden, context = trained[0].shape[:2]
+    n, _, h, w = x.shape
+    c, hidden, context = _widths(x, trained)
     types = tuple([t.dtype for t in (*trained, *given)])
     shape = Shape((n, c, h, w), is_last(x), x.dtype, x.device, hidden, False, types, context)
     return step_plan(shape, settings)
 
 
+def _widths(x: Tensor, trained: Sequence[Tensor]) -> tuple[int, int, int]:
+    """C, J and CX: a network's own, which a tracer need not leave open."""
+    return int(x.shape[1]), int(trained[0].shape[0]), int(trained[0].shape[1])
+
+
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         found: Step,
         given: list[Tensor],
@@ -100,9 +105,7 @@ class _Step(torch.autograd.Function):
         return out, nexts
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, grad: Tensor | None, next_grads: Tensor | None
-    ) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor | None, next_grads: Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(NO_SECOND)
         if grad is None and next_grads is None:
@@ -173,25 +176,26 @@ def _shapes(
     x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, *how: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     del given
-    n, c, h, w = x.shape
-    hidden, context = trained[0].shape[:2]
+    n, _, h, w = x.shape
+    c, hidden, context = _widths(x, trained)
     size = saved_bytes(n, c, (h, w), hidden, tuple(how[0]), x.dtype, context)
     nexts = cells.new_empty((cells.shape[0], padded(context + c)) if carry else 0)
     return torch.empty_like(x), nexts, x.new_empty(size, dtype=torch.uint8)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, _, trained, given, _, *how = inputs
+    x, _, trained, given, carry, *how = inputs
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, output[2], *trained, *given)
-    ctx.how, ctx.count = how, len(trained)
+    ctx.how, ctx.count, ctx.carry = how, len(trained), carry
 
 
 def _differentiate(
     ctx: Any, grad: Tensor | None, next_grads: Tensor | None, *_: Any
 ) -> tuple[Any, ...]:
     x, saved, *tensors = ctx.saved_tensors
+    next_grads = next_grads if ctx.carry else None
     trained, given = tensors[: ctx.count], tensors[ctx.count :]
     nones = [None] * (1 + len(ctx.how))
     if grad is None and next_grads is None:
@@ -201,8 +205,8 @@ def _differentiate(
     grad_x, cell_grads, flat = torch.ops.mssar.dense_step_backward(
         grad, next_grads, x, saved, trained, given, *ctx.how
     )
-    hidden, context = trained[0].shape[:2]
-    grads = split(flat, x.shape[1], hidden, len(ctx.how[0]), False, context)
+    c, hidden, context = _widths(x, trained)
+    grads = split(flat, c, hidden, len(ctx.how[0]), False, context)
     grads = typed(grads, [t.dtype for t in trained])
     return grad_x, cell_grads, grads, [None] * len(given), *nones
 
@@ -233,16 +237,13 @@ def _backward_shapes(
     *how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     del grad, next_grads, saved, given
-    n, c, h, w = x.shape
-    hidden, context = trained[0].shape[:2]
+    n, _, h, w = x.shape
+    c, hidden, context = _widths(x, trained)
     shape = means_shape(n, context, (h, w), tuple(how[0]))
     layout = grads_layout(len(how[0]), c, hidden, context)
-    numbers = {"dtype": torch.float32}
-    return (
-        torch.empty_like(x),
-        x.new_empty(shape, **numbers),
-        x.new_empty(layout.bytes // 4, **numbers),
-    )
+    cell_grads = x.new_empty(shape, dtype=torch.float32)
+    flat = x.new_empty(layout.bytes // 4, dtype=torch.float32)
+    return torch.empty_like(x), cell_grads, flat
 
 
 def _means_plan(x: Tensor, scales: Sequence[int]) -> Means:
@@ -259,7 +260,7 @@ def _means(x: Tensor, scales: Sequence[int]) -> Tensor:
 
 def _means_shapes(x: Tensor, scales: Sequence[int]) -> Tensor:
     n, c, h, w = x.shape
-    return x.new_empty(means_shape(n, c, (h, w), tuple(scales)), dtype=torch.float32)
+    return x.new_empty(means_shape(n, int(c), (h, w), tuple(scales)), dtype=torch.float32)
 
 
 def _means_backward(grad: Tensor, like: Tensor, scales: Sequence[int]) -> Tensor:
@@ -296,7 +297,6 @@ register(
     "(Tensor grad, Tensor like, int[] scales) -> Tensor",
     _means_backward,
     lambda grad, like, scales: torch.empty_like(like),  # noqa: ARG005
-    save=lambda *_: None,
     backward=refuse,
 )
 register(
@@ -314,6 +314,5 @@ register(
     f"Tensor[] given, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
     _compute_backward,
     _backward_shapes,
-    save=lambda *_: None,
     backward=refuse,
 )

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import torch
 
-from mssar.kernels.grids import finest, up_to
+from mssar.kernels.grids import Count, finest, up_to
 from mssar.kernels.launch import Kernel, kernel
 from mssar.kernels.tail.plan import NUMBER, PACKED, Plan, Settings, Shape
 from mssar.kernels.tiling import MAP_WARPS, padded
@@ -19,9 +19,9 @@ ROWS, COLUMNS = 16, 64  # of means over cells, a tile
 
 
 def means_shape(
-    batch: int, channels: int, size: tuple[int, int], scales: tuple[int, ...]
-) -> tuple[int, int]:
-    """Rows and their length. The batch and the map's size may be symbolic."""
+    batch: Count, channels: int, size: tuple[Count, Count], scales: tuple[int, ...]
+) -> tuple[Count, int]:
+    """Rows and their length."""
     most = finest(scales)
     return batch * min(most, size[0]) * min(most, size[1]), padded(channels)
 

@@ -332,7 +332,6 @@ register(
     f"Tensor[] given, bool shortcut, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
     _compute_backward,
     _backward_shapes,
-    save=lambda *_: None,
     backward=refuse,
 )
 register(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mssar.kernels.device import Device, device_of, interpreted
-from mssar.kernels.grids import Grids, grids, up_to
+from mssar.kernels.grids import Count, Grids, grids, up_to
 from mssar.kernels.launch import Kernel, Layout, Pointer, kernel, warm
 from mssar.kernels.tiling import (
     MAP_WARPS,
@@ -133,15 +133,15 @@ def norms_layout(levels: int, channels: int, hidden: int) -> Layout:
 
 
 def saved_bytes(
-    batch: int,
+    batch: Count,
     channels: int,
-    size: tuple[int, int],
+    size: tuple[Count, Count],
     hidden: int,
     scales: tuple[int, ...],
     dtype: torch.dtype,
     context: int = 0,
-) -> int:
-    """Of what the gradient needs. The batch and the map's size may be symbolic."""
+) -> Count:
+    """Of what the gradient needs."""
     rows = batch * sum(min(k, size[0]) * min(k, size[1]) for k in scales)
     cs, js, levels = padded(channels), padded(hidden), len(scales)
     cxs = padded(context or channels)

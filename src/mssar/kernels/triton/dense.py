@@ -119,9 +119,7 @@ def carry(
             DOWN, ACROSS, ROWS_AT, CELLS, BP, UP, CT, LAST,
         )  # fmt: skip
     elif tl.program_id(1) == 0:
-        _copy_rows(
-            pid - N * tiles, cells, nexts, N * (fh * fw), CX, CXS, CX + C, NS, ROWS, COLUMNS
-        )
+        _copy_rows(pid - N * tiles, cells, nexts, N * (fh * fw), CX, CXS, CX + C, NS, ROWS, COLUMNS)
 
 
 @triton.jit(do_not_specialize=["N", "C", "CX", "CS", "NS", "JS", "H", "W", "fh", "fw", "tiles"])
@@ -258,9 +256,7 @@ def collect(
     pid = tl.program_id(0)
     if pid < adding:
         if tl.program_id(1) == 0:
-            add_weights(
-                pid, weight_parts, weight_grads, N, C, CX, J, span, DOWN, ACROSS, BLOCK
-            )
+            add_weights(pid, weight_parts, weight_grads, N, C, CX, J, span, DOWN, ACROSS, BLOCK)
     else:
         _collect_rows(
             pid - adding, pool_grads, next_grads, cell_grads, N, CX, known(CXS, 16),
