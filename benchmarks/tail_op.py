@@ -89,7 +89,7 @@ class Tail(nn.Module):
         self.norm, self.recalibrate = block.last_norm, block.recalibrate
 
     def forward(self, x: Tensor, shortcut: Tensor) -> Tensor:
-        return mssar.tail.tail(x, self.norm, self.recalibrate, shortcut)
+        return mssar.tail(x, self.norm, self.recalibrate, shortcut)
 
 
 def random_map(size: Size, device: torch.device) -> Tensor:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mssar import MSSAR
+from mssar import MSSAR, fusible
 from mssar.branch import Branch
-from mssar.kernels import fused
 from mssar.networks import BasicBlock, Bottleneck
 from mssar.networks.densenet import DenseStep
+from mssar.tail import ACTIVATIONS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
-TRAINED, EVALUATED = ["tail", "track"], ["tail_eval"]  # the ops of a tail, or of MSSAR alone
+TRAINED, EVALUATED = ["tail", "track"], ["tail"]  # the ops of a tail, or of MSSAR alone
 BEFORE_A_RELU = {Branch: ("norm1",), DenseStep: ("norm1", "norm2")}
 
 
@@ -29,19 +29,21 @@ class Case:
     channels: int = 12
     size: tuple[int, int] = (8, 8)
     batch: int = 4
-    scales: tuple[int, ...] = (1, 2, 4)  # none: no recalibration
+    scales: tuple[int, ...] = (1, 2, 4)
     norm: bool = True
     shortcut: bool = True
-    relu: bool = True
+    activation: str | None = "relu"
     layout: str = "channels last"
     reduction: int = 1
+    frozen: str = ""  # norms with given statistics: "front", "branches" or "all"
 
     def __str__(self) -> str:
         shape = "×".join(map(str, (self.batch, self.channels, *self.size)))
-        parts = [name for name in ("norm", "shortcut", "relu") if getattr(self, name)]
-        scales = ",".join(map(str, self.scales))
+        parts = [name for name in ("norm", "shortcut") if getattr(self, name)]
+        parts += [self.activation] if self.activation else []
         parts += [f"reduction={self.reduction}"] * (self.reduction > 1)
-        return " ".join([shape, f"scales={scales or 'none'}", *parts, self.layout])
+        parts += [f"frozen={self.frozen}"] if self.frozen else []
+        return " ".join([shape, f"scales={','.join(map(str, self.scales))}", *parts, self.layout])
 
     def map(self) -> Tensor:
         x = torch.randn(self.batch, self.channels, *self.size, device=DEVICE) + 0.5
@@ -53,16 +55,14 @@ class Case:
 
 
 class Tail(nn.Module):
-    """``relu(layer(norm(x)) + shortcut)``, with numbers as after some training."""
+    """``activation(layer(norm(x)) + shortcut)``, with numbers as after some training."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
-        c, scales = case.channels, case.scales
+        c, reduction = case.channels, case.reduction
         self.norm = nn.BatchNorm2d(c) if case.norm else None
-        self.layer = None
-        if scales:
-            self.layer = MSSAR(c, scales, reduction=case.reduction, backend="reference")
-        self.relu = case.relu
+        self.layer = MSSAR(c, case.scales, reduction=reduction, backend="reference")
+        self.activation = case.activation
         self.to(DEVICE)
         for name, module in self.named_modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -72,18 +72,24 @@ class Tail(nn.Module):
                 nn.init.normal_(module.bias, std=0.3)
                 nn.init.normal_(module.running_mean, std=0.3)
                 nn.init.uniform_(module.running_var, 0.5, 2.0)
+        if case.frozen == "front":
+            self.norm.eval()
+        elif case.frozen:
+            (self.layer if case.frozen == "branches" else self).eval()
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """As PyTorch has it."""
-        for module in (self.norm, self.layer):
-            x = x if module is None else module(x)
-        x = x if shortcut is None else x + shortcut
-        return x.relu() if self.relu else x
+        x = self.layer(x if self.norm is None else self.norm(x))
+        return ACTIVATIONS[self.activation](x if shortcut is None else x + shortcut)
 
     def kernels(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        assert fused.obstacle(self.layer, self.norm) is None
-        assert fused.fits(x, self.layer, self.norm, shortcut)
-        return fused.run(x, self.layer, self.norm, shortcut, relu=self.relu)
+        self.layer.backend = "triton"  # an error where they cannot
+        try:
+            y = fusible.tail(x, self.layer, self.norm, shortcut, self.activation)
+        finally:
+            self.layer.backend = "reference"
+        assert y is not None
+        return y
 
     def names(self, inputs: list[Tensor]) -> list[str]:
         """Of what :func:`differentiated` gives."""
@@ -94,7 +100,7 @@ class Tail(nn.Module):
 def keep_off_zero(module: nn.Module, inputs: list[Tensor]) -> None:
     """Move BN's intercepts to where none of its values is so near to 0 that rounding turns it."""
     # Among few rows, one hidden value on the other side of its relu is a third of a gradient.
-    wide, moved = copy.deepcopy(module).double().train(), dict[nn.Module, Tensor]()
+    wide, moved = copy.deepcopy(module).double(), dict[nn.Module, Tensor]()
 
     def move(norm: nn.Module, _: object, out: Tensor) -> Tensor:
         values = out.transpose(0, 1).flatten(1).sort().values

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +10,9 @@ from tails import DEVICE, EVALUATED, TRAINED, launched, maps
 from torch import nn
 
 import mssar
-from mssar.tail import Nothing
+from mssar.kernels import device, products_in
 
 pytest.importorskip("triton")
-
-from mssar.kernels import launch
 
 knows_exports = pytest.mark.skipif(
     not hasattr(torch.compiler, "is_exporting"), reason="since torch 2.7"
@@ -24,37 +21,42 @@ knows_exports = pytest.mark.skipif(
 
 @pytest.fixture
 def on_cuda(monkeypatch):
-    """Every tensor says that it is on a CUDA device, whose shared memory can be given."""
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    """Tensors are taken to be on a CUDA device, whose compute capability can be given."""
+    found = device.INTERPRETER
 
-    real = torch.cuda.get_device_properties
+    def capable(*capability):
+        monkeypatch.setattr(device, "device_of", lambda _: found._replace(capability=capability))
 
-    class Properties(SimpleNamespace):
-        def __getattr__(self, name):
-            return getattr(real(0), name)
+    class Anywhere:
+        def __get__(self, *_):
+            return True
 
-    def device(kilobytes):
-        found = Properties(
-            shared_memory_per_block_optin=kilobytes * 1024, multi_processor_count=132
-        )
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: found)
+    real = mssar.kernels.chosen
 
-    device(227)
-    return device
+    def chosen(backend, x):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "is_cuda", Anywhere())
+            return real(backend, x)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mssar") and getattr(module, "chosen", None) is real:
+            monkeypatch.setattr(module, "chosen", chosen)
+    capable(9, 0)
+    return capable
 
 
 @pytest.mark.parametrize(
-    ("backend", "kilobytes", "ops"),
+    ("backend", "capability", "ops"),
     [
-        ("auto", 227, TRAINED),  # H100, H200
-        ("auto", 163, []),  # A100
-        ("auto", 99, []),  # RTX 4090
-        ("triton", 99, TRAINED),  # Triton says what does not fit
-        ("reference", 227, []),
+        ("auto", (9, 0), TRAINED),
+        ("auto", (8, 0), TRAINED),
+        ("auto", (7, 5), []),  # no bfloat16
+        ("triton", (7, 5), TRAINED),  # Triton says what it cannot do
+        ("reference", (9, 0), []),
     ],
 )
-def test_auto_needs_room_for_the_largest_kernels(on_cuda, backend, kilobytes, ops):
-    on_cuda(kilobytes)
+def test_auto_needs_a_device_with_the_kernels_types(on_cuda, backend, capability, ops):
+    on_cuda(*capability)
     assert launched(mssar.MSSAR(12, (1, 2), backend=backend).to(DEVICE), maps()) == ops
     network = mssar.create_model("resnet8", "mssar", backend=backend).to(DEVICE)
     assert launched(network, maps(4, 3, 8, 8)) == 3 * ops
@@ -72,7 +74,7 @@ def test_an_exported_network_has_no_kernels_in_it(unchecked, net, ops):
         network, channels = network.block1, 24
         network.steps = network.steps[:2]
     x = maps(2, channels, 8, 8)
-    with torch.no_grad():  # with gradients evaluation does without kernels in any case
+    with torch.no_grad():
         assert launched(network, x) == ops
         program = torch.export.export(network, (x,), strict=False)
         assert launched(program.module(), x) == []
@@ -95,27 +97,24 @@ def test_exports_are_told_from_other_calls(unchecked, strict):
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="since torch 2.9")
 @pytest.mark.parametrize("recurrent", ["ieee", "tf32"])
 @pytest.mark.parametrize("convolutions", ["ieee", "tf32"])
-def test_products_are_taken_as_convolutions_in_the_newer_way_too(
-    monkeypatch, convolutions, recurrent
-):
+def test_products_are_taken_as_convolutions_in_the_newer_way_too(convolutions, recurrent):
     cudnn, before = torch.backends.cudnn, torch.backends.cudnn.allow_tf32
-    monkeypatch.setattr(sys.modules[launch.Task.__module__], "interpreted", lambda: False)
     try:
         cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = convolutions, recurrent
         if "ieee" in (convolutions, recurrent):
             with pytest.raises(RuntimeError, match="allow_tf32"):
                 _ = cudnn.allow_tf32
-        product = launch.Task.product(SimpleNamespace(precision="fp32"))
-        assert product == {"PRECISION": convolutions}
+        assert products_in(torch.ones(1)) == convolutions
+        assert products_in(torch.ones(1, dtype=torch.bfloat16)) == "bf16"
+        assert products_in(torch.ones(1, dtype=torch.float16)) == "tf32"
     finally:
         cudnn.allow_tf32 = before
 
 
-@pytest.mark.parametrize("make", [mssar.MSSAR, lambda _, backend: Nothing(backend)])
-def test_back_ends_that_are_not_there(make):
+def test_back_ends_that_are_not_there():
     with pytest.raises(ValueError, match="one of auto, reference, triton; got 'cuda'"):
-        make(12, backend="cuda")
-    assert "backend" not in repr(make(12, backend="auto"))
+        mssar.MSSAR(12, backend="cuda")
+    assert "backend" not in repr(mssar.MSSAR(12, backend="auto"))
 
 
 def test_without_the_interpreter_a_cpu_has_no_kernels():

@@ -173,8 +173,9 @@ def test_means_over_cells_and_back(size, layout):
 def test_means_are_carried_on():
     ours, _ = blocks(steps=1, inputs=12)
     x, layer = inputs((7, 6), 12), ours.steps[0].recalibrate
+    (bound,) = ours._fused(x)
     cells = fusible.region_means(x, layer)
-    out, carried = fusible.dense_step(ours.steps[0].convolve(x), cells, layer, carry=True)
+    out, carried = fusible.dense_step(ours.steps[0].convolve(x), cells, bound, carry=True)
     assert carried.shape == (4 * 16, 32)
     torch.testing.assert_close(carried[:, :12], cells[:, :12], atol=0, rtol=0)
     expected = mssar.Regional(4).pool(out).permute(0, 2, 3, 1).flatten(0, 2)
@@ -190,7 +191,8 @@ def test_one_of_two_results_is_used(which):
     grads = []
     for mode in (contextlib.nullcontext(), Launched()):  # directly, and by the op
         with mode:
-            made = fusible.dense_step(new, fusible.region_means(x, layer), layer, carry=True)
+            (bound,) = ours._fused(x)
+            made = fusible.dense_step(new, fusible.region_means(x, layer), bound, carry=True)
             grads.append(torch.autograd.grad(made[which].square().sum(), new)[0])
     z = layer.importance(new, x).detach()
     out = z * new
@@ -227,7 +229,7 @@ def test_what_stands_in_the_way():
     ours.steps[1].recalibrate.backend = "auto"
     assert not ours._fused(x)
     ours.steps[0].recalibrate.backend = "auto"
-    assert ours._fused(x) == x.is_cuda
+    assert bool(ours._fused(x)) == x.is_cuda
     assert not blocks(scales=(1,), growth=2)[1]._fused(x)
 
 
@@ -292,7 +294,7 @@ def test_ops_are_what_they_say(filled):
     ours, _ = blocks(steps=1, inputs=4)
     x = torch.randn(3, 4, 5, 4, device=DEVICE, requires_grad=True)
     torch.library.opcheck(torch.ops.mssar.region_means.default, (x, [1, 2, 4]))
-    bound = fusible._bind(x, ours.steps[0].recalibrate, None, None)
+    (bound,) = ours._fused(x)
     new = torch.randn(3, 6, 5, 4, device=DEVICE, requires_grad=True)
     cells = torch.ops.mssar.region_means(x, [1, 2, 4]).detach().requires_grad_()
     for carry in (True, False):

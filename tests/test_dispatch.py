@@ -1,7 +1,10 @@
 """Which way a block's tail goes, and what it says about that."""
 
 import copy
+import pickle
 import re
+from functools import partial
+from types import MethodType
 
 import pytest
 import torch
@@ -11,20 +14,27 @@ from torch.nn.utils import parametrize
 from torch.testing import assert_close
 
 import mssar
+from mssar import fusible
 from mssar.branch import Branch
 from mssar.networks import BasicBlock, Bottleneck
-from mssar.networks.recalibration import nothing
-from mssar.tail import Nothing, tail
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products")
 
+automatic = partial(layer, backend="auto")
+
+
+@pytest.fixture
+def as_on_cuda(monkeypatch):
+    """ "auto" takes the kernels, whatever the device."""
+    for module in ("mssar.fusible", "mssar.layer"):
+        monkeypatch.setattr(f"{module}.chosen", lambda backend, _: backend != "reference")
+
 
 @pytest.mark.parametrize("kind", [BasicBlock, Bottleneck])
-@pytest.mark.parametrize("recalibration", [layer, lambda _: Nothing("triton")])
-def test_a_block_is_fused_in_training_and_in_evaluation(recalibration, kind):
+def test_a_block_is_fused_in_training_and_in_evaluation(kind):
     channels = 12 if kind is BasicBlock else 64
-    fused, x = block(channels, recalibration, kind), maps(4, channels, 4, 4)
+    fused, x = block(channels, kind=kind), maps(4, channels, 4, 4)
     assert "tail=fused on CUDA" in fused.extra_repr()
     plain = copy.deepcopy(fused)
     plain.recalibrate.backend = "reference"
@@ -36,7 +46,7 @@ def test_a_block_is_fused_in_training_and_in_evaluation(recalibration, kind):
     fused.eval(), plain.eval()
     with torch.inference_mode():
         assert launched(fused, x) == EVALUATED
-    assert launched(fused, x) == [], "gradients are needed"
+    assert launched(fused, x) == EVALUATED, "with gradients, too"
     with torch.no_grad():
         plain.load_state_dict(fused.state_dict(), strict=True)
         assert_close(fused(x), plain(x), rtol=1e-5, atol=1e-5)
@@ -97,7 +107,8 @@ def squared(name):
 def patched(name):
     def change(net):
         module = net.get_submodule(name)
-        module.forward = lambda x: type(module).forward(module, x).square()
+        # A method, so that a copy has one of its own.
+        module.forward = MethodType(lambda self, x: type(self).forward(self, x).square(), module)
 
     return change
 
@@ -126,8 +137,8 @@ WAYS = [
     (alike, "fused on CUDA", TRAINED),
     (changed("bn2", "momentum", 0.7), "fused on CUDA", TRAINED),
     (changed("bn2", "eps", 0.1), "fused on CUDA", TRAINED),
-    (frozen, "fused on CUDA", TRAINED),  # MSSAR alone
-    (all_frozen, "fused on CUDA", []),  # gradients are needed
+    (frozen, "fused on CUDA", TRAINED),
+    (all_frozen, "fused on CUDA", EVALUATED),
     *((hooked("bn2", hook), "unfused (BatchNorm2d has hooks)", TRAINED) for hook in HOOKS),
     (hooked("recalibrate"), "unfused (MSSAR has hooks)", TRAINED),
     (patched("bn2"), "unfused (BatchNorm2d has hooks)", TRAINED),
@@ -143,7 +154,7 @@ WAYS = [
     ),
     (
         replaced("bn2", lambda: nn.SyncBatchNorm(12).eval()),
-        "unfused (SyncBatchNorm is no plain BatchNorm2d)",
+        "fused on CUDA",
         TRAINED,
     ),
     (
@@ -161,12 +172,12 @@ WAYS = [
         "unfused (recalibrated by Identity)",
         [],
     ),
-    (replaced("recalibrate", nothing.__get__(12)), "unfused (backend 'reference')", []),
+    (changed("recalibrate", "backend", "reference"), "unfused (backend 'reference')", []),
 ]
 
 
 def assert_by_modules(net, x, ops):
-    """The same output and gradient as on the reference, whichever ops are called."""
+    """The same output, gradient and statistics as on the reference, whichever ops are called."""
     plain, x = copy.deepcopy(net), x.requires_grad_()
     for module in plain.modules():
         if hasattr(module, "backend"):
@@ -179,11 +190,17 @@ def assert_by_modules(net, x, ops):
     probe = torch.randn_like(y)
     found, expected = (torch.autograd.grad(made, x, probe)[0] for made in (y, expected))
     assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for name, buffer in net.named_buffers():
+        assert_close(buffer, plain.get_buffer(name), rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.usefixtures("as_on_cuda")
+@pytest.mark.parametrize("called", [False, True], ids=["at first", "after a call"])
 @pytest.mark.parametrize(("change", "said", "ops"), WAYS)
-def test_what_cannot_be_fused_goes_the_other_way_and_says_why(change, said, ops):
-    net, x = block(), maps()
+def test_what_cannot_be_fused_goes_the_other_way_and_says_why(change, said, ops, called):
+    net, x = block(recalibration=automatic), maps()
+    if called:
+        assert launched(net, x) == TRAINED
     change(net)
     assert net.extra_repr() == f"tail={said}"
     assert f"tail={said}" in repr(net)
@@ -206,6 +223,14 @@ IN_A_BRANCH = [
         "in a branch, GroupNorm is no plain BatchNorm2d",
     ),
     (changed(f"{BRANCH}.norm2", "eps", 0.1), "the branches' norms differ in eps"),
+    (
+        changed(f"{BRANCH}.norm1", "training", False),
+        "some of the branches' norms train and others do not",
+    ),
+    (
+        changed(f"{BRANCH}.norm1", "momentum", None),
+        "in a branch, a BatchNorm2d is not affine, or keeps no running statistics by momentum",
+    ),
     (
         replaced(f"{BRANCH}.reduce", lambda: nn.Conv2d(12, 6, 1)),
         "in a branch, Conv2d is no plain product",
@@ -234,18 +259,20 @@ def transpose(weight):
     weight.data = weight.data.transpose(0, 1).contiguous().transpose(0, 1)
 
 
+@pytest.mark.parametrize("called", [False, True], ids=["at first", "after a call"])
 @pytest.mark.parametrize(("change", "reason"), IN_A_BRANCH)
-def test_a_layer_that_is_no_plain_one(change, reason, monkeypatch):
+def test_a_layer_that_is_no_plain_one(change, reason, called, request):
     """Asked for the kernels it refuses; left to choose, it does without."""
     net, x = block(), maps()
+    if called:
+        assert launched(net, x) == TRAINED
     change(net)
     assert net.extra_repr() == f"tail=unfused ({reason})"
     with pytest.raises(ValueError, match="cannot run this MSSAR") as raised:
         net(x)
     assert f"{reason}; use 'auto'" in str(raised.value)
     net.recalibrate.backend = "auto"
-    for module in (mssar.layer, mssar.tail):  # as on a CUDA device
-        monkeypatch.setattr(module, "chosen", lambda backend, _: backend != "reference")
+    request.getfixturevalue("as_on_cuda")
     assert_by_modules(net, x, [])
 
 
@@ -281,7 +308,7 @@ def test_sliding_windows_have_a_kernel_of_their_own(context):
 
 def test_weights_from_another_map_are_not_fused():
     net = block(12, lambda c: layer(c, context_channels=5))
-    assert net.extra_repr() == "tail=unfused (the weights come from another map)"
+    assert net.extra_repr() == "tail=unfused (its weights come from another map)"
 
 
 def test_frozen_norms_do_not_hide_that_the_products_learn():
@@ -289,11 +316,12 @@ def test_frozen_norms_do_not_hide_that_the_products_learn():
     ours = layer().eval()
     for name, parameter in ours.named_parameters():
         parameter.requires_grad_("norm" not in name)
-    assert launched(ours, maps()) == []
+    assert launched(ours, maps()) == EVALUATED
     ours(maps()).sum().backward()
     assert all(branch.reduce.weight.grad.any() for branch in ours.branches)
 
 
+@pytest.mark.parametrize("backend", ["triton", "reference"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -301,23 +329,29 @@ def test_frozen_norms_do_not_hide_that_the_products_learn():
         (lambda x: x[0], "N C H W"),
         (lambda x: x[:, :, :0], "H and W at least 1"),
         (lambda x: x[:1], "BN cannot train on a single value per channel: scale 1"),
-        (lambda x: x.double(), "kernels take torch.float32, .*got torch.float64: use .*reference"),
     ],
 )
-def test_maps_that_do_not_fit_are_refused_as_ever(unchecked, change, message):
-    ours, x = unchecked.MSSAR(12, backend="triton").to(DEVICE), maps()
+def test_maps_that_do_not_fit_are_refused_as_ever(unchecked, change, message, backend):
+    ours, x = unchecked.MSSAR(12, backend=backend).to(DEVICE), maps()
     with pytest.raises(ValueError, match=message):
         ours(change(x))
 
 
-def test_a_tail_of_one_value_is_refused_as_ever():
-    x = maps(1, 12, 1, 1)
-    for backend in ("reference", "triton"):
-        norm = nn.BatchNorm2d(12).to(DEVICE)
-        with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
-            tail(x, norm, Nothing(backend), x)
-    y = tail(x, norm.eval(), Nothing("triton"), x)
-    assert_close(y, (norm(x) + x).relu())
+def test_types_that_the_kernels_do_not_take():
+    with pytest.raises(ValueError, match=r"take torch.float32, .*got torch.float64: use .*ref"):
+        layer()(maps().double())
+
+
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+def test_a_single_value_is_refused_as_ever(backend):
+    """Regions are not more than there are positions."""
+    x, norm = maps(1, 12, 1, 1), nn.BatchNorm2d(12).to(DEVICE)
+    ours = layer(scales=(2,), backend=backend)
+    with pytest.raises(ValueError, match="BN cannot train on a single value per channel: scale 2"):
+        ours(x)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        mssar.tail(x, norm, ours, x)
+    assert mssar.tail(x, norm.eval(), ours.eval(), x).isfinite().all()
 
 
 def test_a_batch_of_one_trains_where_every_norm_sees_more_values():
@@ -326,12 +360,216 @@ def test_a_batch_of_one_trains_where_every_norm_sees_more_values():
     assert launched(net, x) == TRAINED
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.usefixtures("as_on_cuda", "unchecked")
 def test_a_shortcut_that_broadcasts_is_added_all_the_same():
-    from mssar.tail import Nothing, tail
+    x, shortcut, norm, ours = maps(), maps(4, 12, 1, 1), nn.BatchNorm2d(12).to(DEVICE), automatic()
+    tail = mssar.tail.__wrapped__ if hasattr(mssar.tail, "__wrapped__") else mssar.tail
+    assert launched(tail, x, norm, ours, x) == TRAINED
+    expected = (copy.deepcopy(ours)(copy.deepcopy(norm)(x)) + shortcut).relu()
+    assert launched(tail, x, copy.deepcopy(norm), copy.deepcopy(ours), shortcut) == TRAINED
+    assert_close(tail(x, norm, ours, shortcut), expected, rtol=1e-5, atol=1e-5)
 
-    x, shortcut, norm = maps(), maps(4, 12, 1, 1), nn.BatchNorm2d(12).to(DEVICE)
-    assert launched(tail, x, norm, Nothing("triton"), shortcut) == []
-    assert launched(tail, x, norm, Nothing("triton"), x) == TRAINED
-    expected = (copy.deepcopy(norm)(x) + shortcut).relu()
-    assert_close(tail(x, norm, Nothing("triton"), shortcut), expected)
+
+def test_an_activation_that_is_not_there():
+    with pytest.raises(ValueError, match="'relu', 'silu' or None; got 'gelu'"):
+        mssar.tail(maps(), None, layer(), activation="gelu")
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", None])
+def test_a_tail_of_other_modules_is_theirs(activation):
+    """No norm, no shortcut, and whatever module recalibrates."""
+    x = maps()
+    expected = {"relu": x.relu(), "silu": nn.functional.silu(x), None: x}[activation]
+    found = mssar.tail(x, None, nn.Identity(), activation=activation)
+    assert_close(found, expected)
+
+
+# --- Asked for by name, the kernels run or say why not
+
+
+def call(shortcut=None, norm=None, activation="relu", **options):
+    def made(x):
+        return fusible.tail(x, layer(**options), norm, shortcut, activation)
+
+    return made
+
+
+def with_norm(change):
+    norm = nn.BatchNorm2d(12).to(DEVICE)
+    return call(norm=change(norm) or norm)
+
+
+def on_another_device(x):
+    return fusible.tail(x, layer().to("meta"), None)
+
+
+REFUSED = [
+    (call(activation="gelu"), lambda x: x, "the activation is 'gelu'"),
+    (call(context_channels=5), lambda x: x, "its weights come from another map"),
+    (call(strategy="sliding"), lambda x: x, "windows slide"),
+    (call(scales=(3, 7)), lambda x: x, "the scales need a grid finer than 16×16"),
+    (with_norm(lambda _: nn.BatchNorm2d(5).to(DEVICE)), lambda x: x, "the norm is for 5 channels"),
+    (with_norm(lambda _: nn.Identity()), lambda x: x, "Identity is no plain BatchNorm2d"),
+    (with_norm(lambda n: n.to("meta")), lambda x: x, "x and the norm are on different devices"),
+    (on_another_device, lambda x: x, "x and the layer are on different devices"),
+    (
+        call(shortcut=maps(4, 12, 1, 1)),
+        lambda x: x,
+        "the shortcut differs in shape, type or device",
+    ),
+    (
+        call(shortcut=maps().bfloat16()),
+        lambda x: x,
+        "the shortcut differs in shape, type or device",
+    ),
+    (
+        call(shortcut=maps().to("meta")),
+        lambda x: x,
+        "the shortcut differs in shape, type or device",
+    ),
+    (call(), lambda x: x.bfloat16(), "x is torch.bfloat16, the layer torch.float32"),
+]
+
+
+@pytest.mark.parametrize(("made", "change", "reason"), REFUSED)
+def test_the_kernels_by_name_say_why_they_cannot(made, change, reason):
+    with pytest.raises(ValueError, match="cannot run this MSSAR") as raised:
+        made(change(maps()))
+    assert str(raised.value) == f"backend='triton' cannot run this MSSAR: {reason}; use 'auto'"
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+@pytest.mark.parametrize(("made", "change", "reason"), REFUSED)
+def test_left_to_choose_they_leave_it_to_the_modules(made, change, reason, monkeypatch):
+    del reason
+    monkeypatch.setattr(mssar.MSSAR, "backend", "auto")
+    monkeypatch.setattr("test_dispatch.layer", automatic)
+    assert made(change(maps())) is None
+
+
+def test_a_sample_of_more_numbers_than_an_int_counts():
+    x = maps().as_strided((1, 12, 1 << 14, 1 << 14), (0, 0, 0, 0))
+    with pytest.raises(ValueError, match="a sample has more than 2³¹ numbers"):
+        layer()(x)
+
+
+# --- What changes after a call
+
+
+def with_parameter(name):
+    def change(net):
+        owner, _, last = name.rpartition(".")
+        old = net.get_parameter(name)
+        setattr(net.get_submodule(owner), last, nn.Parameter(torch.rand_like(old) + 0.5))
+
+    return change
+
+
+def with_buffer(name):
+    def change(net):
+        owner, _, last = name.rpartition(".")
+        setattr(net.get_submodule(owner), last, torch.rand_like(net.get_buffer(name)) + 0.5)
+
+    return change
+
+
+def with_data(name):
+    def change(net):
+        parameter = net.get_parameter(name)
+        parameter.data = torch.rand_like(parameter) + 0.5
+
+    return change
+
+
+def loaded(net):
+    state = {k: torch.rand_like(v) + 0.5 if v.is_floating_point() else v.clone() + 3
+             for k, v in net.state_dict().items()}  # fmt: skip
+    net.load_state_dict(state, assign=True)
+
+
+def evaluated(net):
+    net.eval()
+
+
+def there_and_back(net):
+    net.eval()(maps())
+    net.train()
+
+
+def bound_elsewhere(net):
+    """Other modules of the same kind in their places."""
+    other = copy.deepcopy(net)
+    loaded(other)
+    net.bn2, net.recalibrate.branches = other.bn2, other.recalibrate.branches
+
+
+AFTER = [
+    (with_parameter("bn2.weight"), TRAINED),
+    (with_parameter(f"{BRANCH}.reduce.weight"), TRAINED),
+    (with_parameter(f"{BRANCH}.norm2.bias"), TRAINED),
+    (with_data("bn2.bias"), TRAINED),
+    (with_data(f"{BRANCH}.expand.weight"), TRAINED),
+    (with_buffer("bn2.running_mean"), TRAINED),
+    (with_buffer(f"{BRANCH}.norm1.running_var"), TRAINED),
+    (loaded, TRAINED),
+    (evaluated, EVALUATED),
+    (there_and_back, TRAINED),
+    (bound_elsewhere, TRAINED),
+    (replaced("bn2", lambda: nn.BatchNorm2d(12, eps=0.1, momentum=0.5)), TRAINED),
+    (replaced("recalibrate", lambda: automatic(scales=(1, 3))), TRAINED),
+    (changed(f"{BRANCH}.norm1", "momentum", 0.9), TRAINED),
+    (changed("recalibrate", "backend", "reference"), []),
+]
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+@pytest.mark.parametrize(("change", "ops"), AFTER)
+def test_what_changes_after_a_call_is_seen_by_the_next(change, ops):
+    net, x = block(recalibration=automatic), maps()
+    for _ in range(2):
+        assert launched(net, x) == TRAINED
+    net.eval()
+    assert launched(net, x) == EVALUATED
+    net.train()
+    change(net)
+    assert_by_modules(net, x, ops)
+    assert_by_modules(net, x, ops)
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(
+    "name", ["bn2", "recalibrate", BRANCH, f"{BRANCH}.norm1", f"{BRANCH}.expand"]
+)
+def test_hooks_that_come_and_go_between_calls(name, mode):
+    net, x, seen = block(recalibration=automatic).train(mode), maps(), []
+    ops = TRAINED if mode else EVALUATED
+    for _ in range(2):
+        assert launched(net, x) == ops
+        before = len(seen)
+        handle = net.get_submodule(name).register_forward_hook(lambda *_: seen.append(1))
+        net(x)
+        net(x)
+        assert len(seen) == before + 2, "they are called"
+        handle.remove()
+        assert launched(net, x) == ops, "and are gone"
+        assert len(seen) == before + 2
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))],
+    ids=["deepcopy", "pickle"],
+)
+def test_a_copy_made_after_a_call_is_a_network_of_its_own(again):
+    net, x = block(), maps()
+    net(x)
+    state = copy.deepcopy(net.state_dict())
+    other = again(net)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1)
+    assert_by_modules(other, x.clone(), TRAINED)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert_by_modules(net, x.clone(), TRAINED)

@@ -5,7 +5,6 @@ how far the same modules are from it in the kernels' own type.
 """
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -23,9 +22,9 @@ from tails import (
 )
 from torch import nn
 
-from mssar.kernels import plan
-from mssar.kernels.shapes import PER_SCALE, Epsilons, grids
-from mssar.kernels.task import Task
+from mssar.kernels import device, tiling
+from mssar.kernels.grids import grids
+from mssar.kernels.tail import plan
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products", "rounded_halves")
@@ -37,11 +36,11 @@ HALVES = [torch.bfloat16, torch.float16]
 
 def assert_as_good(tail, inputs, probe=None):
     """As near to float64 as plain modules come, the output and each gradient by itself."""
-    dtype = inputs[0].dtype
+    dtype, kept = inputs[0].dtype, tail.layer.branches[0].reduce.weight.dtype
     probe = torch.randn_like(inputs[0]) if probe is None else probe
     keep_off_zero(tail, inputs)
     expected = exactly(tail, inputs, probe)
-    with torch.autocast(DEVICE, dtype, enabled=dtype is not torch.float32):
+    with torch.autocast(DEVICE, dtype, enabled=dtype is not kept):
         theirs = differentiated(tail, inputs, tail, probe)
         ours = differentiated(tail.kernels, inputs, tail, probe)
     for name, a, b, c in zip(tail.names(inputs), ours, theirs, expected, strict=True):
@@ -57,33 +56,35 @@ CASES = [
     Case(5, (7, 7)),  # one hidden channel
     Case(24, (9, 5)),
     Case(24, (9, 5), layout="contiguous"),
-    Case(70, (14, 14), scales=(1, 4)),  # two tiles of channels
-    Case(140, (2, 3), layout="contiguous"),  # three tiles of channels, two of hidden ones
-    Case(520, (2, 2), scales=(1,)),  # products that share what they start from
-    Case(520, (2, 2), scales=(1, 2), reduction=16),  # the same with few hidden channels
-    Case(280, (3, 2), batch=2),  # gates of many channels
+    Case(70, (5, 6), scales=(1, 4), batch=2),  # two tiles of channels
+    Case(40, (2, 3), layout="contiguous"),  # three tiles of channels
+    Case(140, (2, 2), scales=(1,), batch=2),  # three tiles of products, both ways
+    Case(140, (2, 2), scales=(1, 2), batch=2, reduction=16),  # the same with few hidden channels
     Case(size=(3, 2)),  # fewer rows than regions
     Case(size=(1, 1), batch=6),
     Case(size=(1, 1), batch=6, norm=False, layout="contiguous"),
     Case(size=(2, 33)),
-    Case(size=(2, 2), batch=40, scales=(1, 2)),  # groups of samples, tiles of rows
+    Case(6, (25, 26), scales=(1, 2)),  # cells that take several turns
+    Case(6, (40, 36), scales=(1, 2), layout="contiguous"),
+    Case(size=(2, 2), batch=40, scales=(1, 2)),  # tiles of rows
     Case(size=(2, 1), batch=41, scales=(1,), norm=False),
     Case(scales=(1,)),
     Case(scales=(2, 3), size=(7, 7)),
     Case(scales=(2, 4), size=(2, 2)),  # the same grid twice
-    Case(scales=(4, 1), norm=False, relu=False),
+    Case(scales=(4, 1), norm=False, activation=None),
     Case(scales=(8,), size=(9, 8)),
-    Case(24, (9, 8), scales=(8,), batch=2),  # more cells than `gather` has registers for
-    Case(norm=False, shortcut=False, relu=False),  # MSSAR alone
+    Case(24, (9, 8), scales=(8,), batch=2),
+    Case(8, (17, 16), scales=(16, 1), batch=2),  # the finest grid there is
+    Case(norm=False, shortcut=False, activation=None),  # MSSAR alone
     Case(norm=False),
     Case(shortcut=False),
-    Case(relu=False),
-    Case(shortcut=False, relu=False, scales=(2,)),
-    Case(scales=()),
-    Case(70, (7, 7), scales=(), layout="contiguous"),
-    Case(scales=(), shortcut=False),
-    Case(scales=(), relu=False),
-    Case(scales=(), shortcut=False, relu=False, batch=40, size=(3, 2)),
+    Case(activation=None),
+    Case(shortcut=False, activation=None, scales=(2,)),
+    Case(activation="silu"),
+    Case(24, (9, 5), activation="silu", layout="contiguous"),
+    Case(activation="silu", shortcut=False),
+    Case(activation="silu", norm=False, scales=(2,)),
+    Case(activation="silu", norm=False, shortcut=False, layout="contiguous"),
 ]
 
 
@@ -100,46 +101,67 @@ def test_slopes_of_zero():
     assert_as_good(tail, case.maps())
 
 
-@pytest.mark.parametrize("case", [Case(batch=40), Case(24, (9, 5), norm=False)], ids=str)
-def test_statistics_of_so_many_rows_that_the_last_program_adds_them_up(case, monkeypatch):
-    monkeypatch.setattr(plan, "LATER", 0)
-    assert_as_good(Tail(case), case.maps())
+FROZEN = [
+    Case(frozen="front"),  # its statistics given, the branches' the batch's
+    Case(24, (9, 5), frozen="front", layout="contiguous", activation="silu"),
+    Case(frozen="branches"),
+    Case(frozen="branches", norm=False, shortcut=False, activation=None),
+    Case(frozen="all"),  # fine-tuning
+    Case(24, (9, 5), frozen="all", layout="contiguous"),
+    Case(70, (2, 3), scales=(2, 1), batch=2, frozen="all", activation="silu"),
+    Case(frozen="all", norm=False, activation=None),
+    Case(batch=2, size=(1, 1), frozen="all"),
+]
 
 
+@pytest.mark.parametrize("case", FROZEN, ids=str)
+def test_gradients_with_given_statistics(case):
+    """They stay what they are; those that the batch moves do not."""
+    tail = Tail(case)
+    before = copy.deepcopy(tail.state_dict())
+    given = [n for n, m in tail.named_modules() if not m.training and hasattr(m, "running_mean")]
+    assert_as_good(tail, case.maps())
+    after = tail.state_dict()
+    counts = [name for name in after if name.endswith("num_batches_tracked")]
+    for name in counts:
+        owner = name.rpartition(".")[0]
+        assert after[name] == before[name] + 2 * (owner not in given), name  # with the modules'
+    for name in given:
+        assert torch.equal(after[f"{name}.running_mean"], before[f"{name}.running_mean"])
+        assert torch.equal(after[f"{name}.running_var"], before[f"{name}.running_var"])
+
+
+@pytest.fixture
+def one_processor(monkeypatch):
+    """So that few tiles are many for it."""
+    monkeypatch.setattr(device, "INTERPRETER", device.INTERPRETER._replace(processors=1))
+    monkeypatch.setattr(tiling, "RESIDENT", 1)
+    if DEVICE == "cuda":
+        found = device.device_of(torch.device("cuda", 0))
+        monkeypatch.setattr(plan, "device_of", lambda _: found._replace(processors=1))
+    plan.plan.cache_clear()
+    yield
+    plan.plan.cache_clear()
+
+
+@pytest.mark.usefixtures("one_processor")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "case",
     [
-        Case(24, (7, 7), batch=20),
-        Case(8, (12, 14), batch=17, shortcut=False),  # more rows a cell
-        Case(70, (3, 3), scales=(1, 2), batch=9),  # regions that are not alike
+        Case(24, (7, 7), batch=5),
+        Case(8, (25, 27), batch=3, shortcut=False),  # cells that take several turns
+        Case(70, (3, 3), scales=(1, 2), batch=3),  # regions that are not alike
+        Case(20, (9, 9), scales=(8,), batch=2, layout="contiguous"),
     ],
     ids=str,
 )
-def test_so_many_tiles_that_they_are_read_ahead(case, dtype, monkeypatch):
-    monkeypatch.setattr(plan, "_processors", lambda _: 1)
-    monkeypatch.setattr(plan, "RESIDENT", 1)
+def test_so_many_tiles_that_a_program_takes_several(case, dtype):
     maps = [x.to(dtype) for x in case.maps()]
-    cut = plan.plan(maps[0], grids(maps[0], case.scales), weighed=True)
-    assert cut.applied.unroll
-    assert cut.summed.unroll == cut.scattered.unroll == (case.size != (12, 14))
-    assert_as_good(Tail(case), maps)
-    unscaled = replace(case, scales=())  # nothing to wait for
-    cut = plan.plan(maps[0], grids(maps[0], [4]), weighed=False)
-    assert not cut.applied.unroll
-    assert_as_good(Tail(unscaled), [x.to(dtype) for x in unscaled.maps()])
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("case", [Case(16, (8, 8), batch=16), Case(5, (7, 9), batch=16)], ids=str)
-def test_samples_that_are_taken_whole(case, dtype):
-    """Their sums stay in registers; those of larger maps and types are written and read back."""
-    maps = [x.to(dtype) for x in case.maps()]
-    cut = plan.plan(maps[0], grids(maps[0], case.scales), weighed=True)
-    geo = grids(maps[0], case.scales)
-    task = Task(maps[0], None, None, maps[:1] * 3 * PER_SCALE, geo, Epsilons(), "bf16")
-    assert task.whole(cut.summed.cells)
-    assert task.whole(cut.gathered.cells)
+    last, found = case.layout == "channels last", grids(case.size, case.scales)
+    cut = tiling.passes(tuple(maps[0].shape), last, found, plan.device_of(maps[0].device))
+    assert cut.each > 1 or cut.tiles == 1
+    assert cut.large == (case.size == (25, 27))
     assert_as_good(Tail(case), maps)
 
 
@@ -148,9 +170,11 @@ def test_samples_that_are_taken_whole(case, dtype):
     "case",
     [
         Case(24, (9, 5), layout="contiguous"),
-        Case(scales=()),
-        Case(520, (1, 1), batch=16, scales=(1,), relu=False),
-        Case(6, (40, 40), batch=16, scales=(1, 2)),  # means that are near each other
+        Case(16, (8, 8), batch=16, activation="silu"),
+        Case(24, (7, 7), frozen="front"),
+        Case(24, (7, 7), frozen="all", activation=None),
+        Case(140, (1, 1), batch=16, scales=(1,), activation=None),
+        Case(6, (24, 24), batch=8, scales=(1, 2)),  # means that are near each other
     ],
     ids=str,
 )
@@ -159,14 +183,15 @@ def test_half_types_with_parameters_in_float32(case, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_parameters_in_half_types_too(dtype):
-    case = Case()
+@pytest.mark.parametrize("frozen", ["", "all"])
+def test_a_module_in_a_half_type_without_autocast(frozen, dtype):
+    case = Case(frozen=frozen)
     assert_as_good(Tail(case).to(dtype), [x.to(dtype) for x in case.maps()])
 
 
 def test_a_float32_map_under_autocast():
     """The products are taken in bfloat16 on a GPU; the map, and all else, stays as it is."""
-    case = Case(norm=False, shortcut=False, relu=False)
+    case = Case(norm=False, shortcut=False, activation=None)
     tail, x = Tail(case), case.map()
     with torch.autocast(DEVICE, torch.bfloat16):
         y = tail.kernels(x)
@@ -178,12 +203,15 @@ STRIDES = {
     "channels left out": lambda x: x.repeat(1, 2, 1, 1)[:, ::2],
     "an edge left out": lambda x: torch.nn.functional.pad(x, (1, 2, 0, 1))[:, :, :-1, 1:-2],
     "rows and columns swapped": lambda x: x.transpose(2, 3),
+    "one number further": lambda x: (
+        torch.empty(x.numel() + 1, device=x.device)[1:].as_strided(x.shape, x.stride(), 1).copy_(x)
+    ),
     "expanded": lambda x: x[:, :1].expand_as(x),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("strides", list(STRIDES)[:3])
+@pytest.mark.parametrize("strides", list(STRIDES)[:4])
 def test_an_input_of_any_strides(strides, layout):
     case = Case(scales=(2,), layout=layout)
     x, shortcut = case.maps()
@@ -195,7 +223,7 @@ def test_a_shortcut_and_a_gradient_of_any_strides(strides):
     case = Case(scales=(2,))
     turn = STRIDES.get(strides, torch.Tensor.contiguous)
     x, shortcut, probe = case.map(), turn(case.map()), turn(case.map())
-    assert x.stride() != shortcut.stride()
+    assert x.stride() != shortcut.stride() or shortcut.storage_offset()
     assert_as_good(Tail(case), [x, shortcut], probe)
 
 
@@ -210,9 +238,9 @@ def test_the_gradient_of_a_sum():
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("relu", [True, False])
-def test_gradients_of_some_inputs_only(relu):
-    case = Case(relu=relu, scales=(2,))
+@pytest.mark.parametrize("activation", ["relu", "silu", None])
+def test_gradients_of_some_inputs_only(activation):
+    case = Case(activation=activation, scales=(2,))
     tail, inputs = Tail(case), case.maps()
     probe = torch.randn_like(inputs[0])
     expected = dict(zip(tail.names(inputs), exactly(tail, inputs, probe), strict=True))
@@ -226,26 +254,25 @@ def test_gradients_of_some_inputs_only(relu):
         assert worst(found, [expected[name] for name in wanted], wanted)[0] < 1e-5
 
 
-@pytest.mark.parametrize("case", [Case(), Case(scales=()), Case(batch=20, scales=())], ids=str)
+@pytest.mark.parametrize("case", [Case(), Case(batch=8, layout="contiguous")], ids=str)
 def test_a_mean_far_from_zero_does_not_drown_the_variance(case):
     """Squares about 0 would leave nothing of it: 1000² and 1 are 20 bits apart, as is a float32."""
     tail, inputs = Tail(case), case.maps()
     inputs[0] += 1000
+    keep_off_zero(tail, inputs)
     probe = torch.randn_like(inputs[0])
     tail.norm.momentum = 1.0
     expected = exactly(tail, inputs, probe)
     found = differentiated(tail.kernels, inputs, tail, probe)
-    assert apart(found[0], expected[0]) < 3e-4
-    if not case.scales:  # hidden channels near 0 come out on its other side
-        assert worst(found, expected, tail.names(inputs))[0] < 3e-4
+    assert worst(found, expected, tail.names(inputs))[0] < 3e-4
     assert apart(tail.norm.running_var, inputs[0].double().var((0, 2, 3))) < 1e-3
 
 
 @pytest.mark.parametrize(("mean", "corner"), [(30, 20), (1000, 30), (0, 300)])
-@pytest.mark.parametrize("scales", [(), (1, 2)], ids=str)
+@pytest.mark.parametrize("scales", [(1,), (1, 2)], ids=str)
 def test_an_odd_corner_does_not_drown_it_either(mean, corner, scales):
     """Padding makes corners odd: squares about one of them would be far from the mean again."""
-    case = Case(8, (16, 16), batch=8, scales=scales, shortcut=False, relu=False)
+    case = Case(8, (16, 16), batch=4, scales=scales, shortcut=False, activation=None)
     tail, inputs = Tail(case), case.maps()
     inputs[0] += mean
     inputs[0][:, :, 0, 0] += corner
@@ -260,11 +287,12 @@ def test_an_odd_corner_does_not_drown_it_either(mean, corner, scales):
     [
         Case(),
         Case(layout="contiguous"),
-        Case(140, (7, 7), 2, scales=(1,)),
+        Case(70, (3, 4), 2, scales=(1,)),
         Case(size=(1, 1), batch=1),
         Case(size=(9, 5), batch=1, scales=(2, 3), norm=False),
         Case(size=(2, 2), batch=40, shortcut=False),
-        Case(scales=(), layout="contiguous"),
+        Case(activation="silu", layout="contiguous"),
+        Case(norm=False, shortcut=False, activation=None, scales=(1, 4)),
     ],
     ids=str,
 )
@@ -281,8 +309,8 @@ def test_evaluation_is_the_modules(case):
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_evaluation_with_many_hidden_channels(norm):
-    """Too many for one program: the branches take two launches."""
-    case = Case(280, (3, 2), scales=(1,), batch=2, norm=norm)
+    """More than a tile of products has."""
+    case = Case(140, (3, 2), scales=(1,), batch=2, norm=norm)
     tail, inputs = Tail(case).eval(), case.maps()
     with torch.inference_mode():
         ours, theirs = tail.kernels(*inputs), tail(*inputs)
@@ -291,14 +319,16 @@ def test_evaluation_with_many_hidden_channels(norm):
 
 def test_a_value_far_off_spoils_nothing_else():
     """The first of a map is among those that the means of its regions are measured from."""
-    case = Case(8, (16, 16), batch=16, scales=(1, 2))
+    case = Case(8, (16, 16), batch=4, scales=(1, 2))
     tail, inputs = Tail(case), [x.bfloat16() for x in case.maps()]
     inputs[0][0, :, 0, 0] = 300.0
     assert_as_good(tail, inputs)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("case", [Case(24, (9, 5), scales=(1, 2)), Case(140, (2, 2))], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(24, (9, 5), scales=(1, 2)), Case(70, (2, 2), batch=2)], ids=str
+)
 def test_evaluation_in_half_types(case, dtype):
     tail, inputs = Tail(case).eval(), [x.to(dtype) for x in case.maps()]
     expected = copy.deepcopy(tail).double()(*(x.double() for x in inputs))
@@ -310,7 +340,9 @@ def test_evaluation_in_half_types(case, dtype):
 
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("value", ["nan", "inf"])
-@pytest.mark.parametrize("case", [Case(), Case(140, (2, 2), reduction=7, relu=False)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(), Case(70, (2, 2), batch=2, reduction=7, activation=None)], ids=str
+)
 def test_what_is_not_a_number_goes_where_it_goes_in_the_modules(case, value, train):
     tail, inputs = Tail(case).train(train), case.maps()
     inputs[0][1, 3, 1, 1] = float(value)
@@ -321,7 +353,7 @@ def test_what_is_not_a_number_goes_where_it_goes_in_the_modules(case, value, tra
     assert torch.equal(found.isinf(), expected.isinf())
 
 
-@pytest.mark.parametrize("case", [Case(), Case(140, (1, 2), scales=(1,))], ids=str)
+@pytest.mark.parametrize("case", [Case(), Case(70, (1, 2), scales=(1,))], ids=str)
 def test_the_same_bits_whatever_memory_held(case):
     """Twice the same; and with memory that is new filled with NaN, as torch does when asked."""
     tail, inputs = Tail(case), case.maps()
@@ -361,8 +393,8 @@ def test_they_are_sound_ops(monkeypatch):
         tail.kernels(inputs[0].requires_grad_(), inputs[1]).sum().backward()
     with torch.no_grad(), Arguments() as more:
         tail.eval().kernels(*inputs)
-    seen |= more
-    names = ["tail", "track", "tail_backward", "tail_eval"]
+    assert list(more) == [torch.ops.mssar.tail.default]
+    names = ["tail", "track", "tail_backward"]
     assert list(seen) == [getattr(torch.ops.mssar, name).default for name in names]
     for op, arguments in seen.items():
         leaves, shape = torch.utils._pytree.tree_flatten(arguments)

@@ -242,12 +242,8 @@ def test_resnext_reduces_by_sixteen_unless_told():
     [
         ("resnet21", "none", {}, "no network 'resnet21'; there are resnet8"),
         ("resnet20", "senet", {}, "one of none, se, mssar, or a callable .* got 'senet'"),
-        (
-            "resnet20",
-            "none",
-            {"scales": (1,)},
-            "no option 'scales'; its options: backend",
-        ),
+        ("resnet20", "none", {"scales": (1,)}, "no option 'scales'; its options: it has none"),
+        ("resnet20", "none", {"backend": "triton"}, "no option 'backend'"),
         ("resnet20", "se", {"scales": (1,)}, "no option 'scales'; its options: reduction, backend"),
         ("resnet20", "mssar", {"stage": "multi"}, "has no option 'stage'"),
         ("densenet100", "none", {"stage": "multi"}, "has no option 'stage'"),

@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
-from mssar.kernels import windows
+from mssar.kernels.windows import op
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -94,7 +94,7 @@ def test_radii_at_the_ends():
 )
 def test_large_maps_in_small_tiles(monkeypatch, shape, longest):
     for name, value in (("LONGEST", longest), ("TILE", 256), ("PROGRAMS", 1)):
-        monkeypatch.setattr(windows, name, value)
+        monkeypatch.setattr(op, name, value)
     x = random(*shape).requires_grad_()
     found, expected = means(x, radii_of(x, [3])), [Sliding(3).pool(x)]
     close(found[0], expected[0])

@@ -6,26 +6,32 @@ a printed network can say it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from itertools import chain, repeat
+from operator import contains, is_, itemgetter
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from mssar.branch import Branch, is_product
 from mssar.coordinates import Regional
 from mssar.kernels import AVAILABLE, chosen, exporting, products_in
-from mssar.kernels.dense.op import means, step
+from mssar.kernels.dense import op as dense
+from mssar.kernels.dense.plan import Step, step_plan
 from mssar.kernels.grids import FINEST, finest
+from mssar.kernels.tail import op
 from mssar.kernels.tail.forward import Tracked
-from mssar.kernels.tail.op import run
-from mssar.kernels.tail.plan import ACTIVATIONS, Settings
+from mssar.kernels.tail.plan import ACTIVATIONS, Plan, Settings, is_last, plan, shape_of
 from mssar.kernels.tail.synchronise import Group
 
 Layer: TypeAlias = Any  # MSSAR stands above this file
 Norm: TypeAlias = Any  # a BatchNorm2d, or a SyncBatchNorm
 LARGEST = 1 << 31  # numbers of a sample
+POSITIONS = 1 << 20
 
 
 def obstacle(layer: Layer, norm: nn.Module | None = None) -> str | None:
@@ -66,9 +72,7 @@ def _norm_obstacle(norm: nn.Module) -> str | None:
     if hooked(norm):
         return f"{type(norm).__name__} has hooks"
     if norm.bias is None or not norm.track_running_stats or norm.momentum is None:
-        return (
-            f"a {type(norm).__name__} is not affine, or keeps no running statistics by momentum"
-        )
+        return f"a {type(norm).__name__} is not affine, or keeps no running statistics by momentum"
     return None
 
 
@@ -82,15 +86,6 @@ def hooked(module: nn.Module) -> bool:
     )
 
 
-class _Bound(NamedTuple):
-    """The modules' tensors, as the kernels take them."""
-
-    trained: list[Tensor]
-    given: list[Tensor]
-    norms: list[Norm]  # that the batch moves: in front, hidden layers', gates'
-    settings: Settings
-
-
 def tail(
     x: Tensor,
     layer: Layer,
@@ -102,144 +97,281 @@ def tail(
 
     Where the kernels were asked for by name, that is an error which says why.
     """
-    if not chosen(layer.backend, x):
+    if not chosen(layer.backend, x) or _mistaken(x, layer, norm, layer.channels):
         return None
-    reason = obstacle(layer, norm) or _misfit(x, layer, norm, shortcut, activation)
+    bound = _bound(layer, norm)
+    if isinstance(bound, str):
+        return _declined(layer, bound)
+    if bound.context:
+        return _declined(layer, "its weights come from another map")
+    if op.watched(x):
+        return _traced(x, layer, bound, shortcut, activation)
+    if (reason := _transformed()) is not None:
+        return _declined(layer, reason)
+    plan = bound.plan(x, shortcut, activation)
+    if isinstance(plan, str):
+        return _declined(layer, plan)
+    group = None
+    if bound.synchronised:
+        group, reason = _group(bound.moved)
+        if reason is not None:
+            return _declined(layer, reason)
+    return op.eager(plan, x, shortcut, bound.trained, bound.tensors, bound.tracked, group)
+
+
+def _traced(
+    x: Tensor, layer: Layer, bound: _Bound, shortcut: Tensor | None, activation: str | None
+) -> Tensor | None:
+    reason = _transformed() or _misfit(x, bound, shortcut, activation) or _unseen(bound)
     if reason is not None:
-        _declined(layer, reason)
-        return None
-    bound = _bind(x, layer, norm, activation)
-    group, reason = _group(x, bound.norms)
-    if reason is not None:
-        _declined(layer, reason)
-        return None
-    tracked = _tracked(bound.norms)
-    return run(x, shortcut, bound.trained, bound.given, bound.settings, tracked, group)
+        return _declined(layer, reason)
+    settings = bound.settings(activation, products_in(x))
+    return op.traced(x, shortcut, bound.trained, bound.given, settings, bound.tracked)
 
 
-def carries(x: Tensor, layers: Sequence[Layer]) -> bool:
-    """Whether dense steps with these layers can carry the means of their main vector along.
+def carries(x: Tensor, layers: Sequence[Layer]) -> list[_Bound]:
+    """Bound to be dense steps that carry the means of their main vector along; none, where the
+    modules must do it. ``x`` is what they begin with.
 
-    ``x`` is what they begin with. Where the kernels were asked for by name and cannot, that is an
-    error which says why.
+    Where the kernels were asked for by name, that is an error which says why.
     """
-    if not chosen(layers[0].backend, x):
-        return False
+    seen = begin = layers[0].context_channels
+    if begin is None or not chosen(layers[0].backend, x):
+        return []
+    found = []
     for layer in layers:
-        reason = obstacle(layer) or _unfit(x, layer) or _unshared(x, layer)
-        if layer.context_channels is None:
-            reason = "its weights do not come from the main vector"
+        if layer.context_channels != seen or _mistaken(x, layer, None, begin):
+            return []
+        bound = _bound(layer, None)
+        if isinstance(bound, str):
+            reason: str | None = bound
+        else:
+            reason = _transformed() or _misfit(x, bound, None, None)
+            if reason is None and bound.synchronised:
+                reason = _unseen(bound) if op.watched(x) else _group(bound.moved)[1]
+            found.append(bound)
         if reason is not None:
             _declined(layer, reason)
-            return False
-    return True
+            return []
+        seen += layer.channels
+    return found
 
 
 def region_means(x: Tensor, layer: Layer) -> Tensor:
     """The means of a map over cells, which the first of such steps begins with."""
-    return means(x, layer.scales)
+    return dense.means(x, layer.scales)
 
 
-def dense_step(x: Tensor, cells: Tensor, layer: Layer, carry: bool) -> tuple[Tensor, Tensor]:
+def dense_step(x: Tensor, cells: Tensor, bound: _Bound, carry: bool) -> tuple[Tensor, Tensor]:
     """``x`` recalibrated by what its main vector's means say, and these with ``x`` in them."""
-    bound = _bind(x, layer, None, None)
-    group, _ = _group(x, bound.norms)
-    tracked = _tracked(bound.norms)
-    return step(x, cells, bound.trained, bound.given, bound.settings, tracked, carry, group)
+    if x.shape[1] != bound.channels:
+        raise ValueError(f"MSSAR was made for {bound.channels} channels; got {tuple(x.shape)}")
+    if op.watched(x):
+        settings = bound.settings(None, products_in(x))
+        return dense.traced(x, cells, bound.trained, bound.given, settings, bound.tracked, carry)
+    plan = bound.plan(x, None, None)
+    if not isinstance(plan, Step):
+        raise ValueError(f"a dense step cannot be taken: {plan}")
+    group = _group(bound.moved)[0] if bound.synchronised else None
+    return dense.eager(plan, x, cells, bound.trained, bound.tensors, bound.tracked, carry, group)
 
 
-def _tracked(norms: list[Norm]) -> Tracked | None:
-    if not norms:
-        return None
-    return Tracked(
-        [n.running_mean for n in norms],
-        [n.running_var for n in norms],
-        [n.num_batches_tracked for n in norms],
-        [n.momentum for n in norms],
-    )
+class _Bound:
+    """Modules' tensors, as the kernels take them; good until somebody changes the modules."""
+
+    def __init__(self, layer: Layer, norm: Norm | None) -> None:
+        branches = list(layer.branches)
+        firsts, seconds = [b.norm1 for b in branches], [b.norm2 for b in branches]
+        front = [] if norm is None else [norm]
+        self.norm = norm
+        self.scales: tuple[int, ...] = layer.scales
+        self.channels: int = layer.channels
+        self.context: int = layer.context_channels or 0
+        self.fixed = norm is not None and not norm.training
+        self.branches_fixed = not firsts[0].training
+        self.eps = norm.eps if norm is not None else 0.0, firsts[0].eps, seconds[0].eps
+        self.trained: list[Tensor] = [t for n in front for t in (n.weight, n.bias)]
+        for b in branches:
+            self.trained += [
+                b.reduce.weight, b.norm1.weight, b.norm1.bias,
+                b.expand.weight, b.norm2.weight, b.norm2.bias,
+            ]  # fmt: skip
+        given = [*front]
+        if self.branches_fixed:
+            given += [n for b in branches for n in (b.norm1, b.norm2)]
+        self.given: list[Tensor] = [t for n in given for t in (n.running_mean, n.running_var)]
+        self.tensors = op.in_order(self.trained, self.given, norm is not None)
+        self.moved: list[Norm] = [n for n in front if n.training]
+        if not self.branches_fixed:
+            self.moved += [*firsts, *seconds]
+        self.synchronised = any(type(n) is nn.SyncBatchNorm for n in self.moved)
+        self.tracked = None
+        if self.moved:
+            self.tracked = Tracked(
+                [n.running_mean for n in self.moved],
+                [n.running_var for n in self.moved],
+                [n.num_batches_tracked for n in self.moved],
+                [n.momentum for n in self.moved],
+            )
+
+    @classmethod
+    def make(cls, layer: Layer, norm: nn.Module | None) -> _Bound | str:
+        """For these modules, or why not."""
+        reason = obstacle(layer, norm)
+        return cls(layer, norm) if reason is None else reason
+
+    def settings(self, activation: str | None, precision: str) -> Settings:
+        return Settings(
+            self.scales, self.eps, activation, self.norm is not None, self.fixed,
+            self.branches_fixed, precision,
+        )  # fmt: skip
+
+    # To be asked at every call, what modules are is read from their dictionaries, at C's speed.
+
+    def watch(self, layer: Layer) -> None:
+        """Remember what the modules look like."""
+        branches = list(layer.branches)
+        parts = [m for b in branches for m in (b.reduce, b.norm1, b.expand, b.norm2)]
+        norms = [m for b in branches for m in (b.norm1, b.norm2)]
+        if self.norm is not None:
+            parts, norms = [self.norm, *parts], [self.norm, *norms]
+        self._dicts = [m.__dict__ for m in (*branches, *parts)]
+        self._hooks = [d[name] for d in self._dicts for name in HOOKS]
+        owners = [layer.branches._modules, *(b._modules for b in branches)]
+        owners += [m._parameters for m in parts] + [m._buffers for m in norms]
+        self._owners = owners
+        self._owned = list(chain.from_iterable(map(_VALUES, owners)))
+        self._norms = [m.__dict__ for m in norms]
+        self._state = list(map(_STATE, self._norms))
+        self._plans: dict[Any, Plan | str] = {}
+
+    def current(self, norm: nn.Module | None) -> bool:
+        """Whether the modules are as they were."""
+        return (
+            norm is self.norm
+            and not any(self._hooks)
+            and not any(map(contains, self._dicts, repeat("forward")))
+            and all(map(is_, chain.from_iterable(map(_VALUES, self._owners)), self._owned))
+            and list(map(_STATE, self._norms)) == self._state
+        )
+
+    def plan(self, x: Tensor, shortcut: Tensor | None, activation: str | None) -> Plan | str:
+        """For a call, or why it is not one for the kernels."""
+        last, precision, device = is_last(x), products_in(x), x.device
+        added = shortcut if shortcut is None else (shortcut.shape, shortcut.dtype, shortcut.device)
+        kinds = tuple([t.dtype for t in self.tensors])
+        places = [t.get_device() for t in self.tensors]
+        near = places.count(places[0]), places[0]
+        cast = torch.is_autocast_enabled(device.type)
+        key = (x.shape, last, x.dtype, device, added, activation, precision, kinds, near, cast)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = self._plan(x, shortcut, activation, last, kinds)
+        return found
+
+    def _plan(
+        self,
+        x: Tensor,
+        shortcut: Tensor | None,
+        activation: str | None,
+        last: bool,
+        kinds: tuple[torch.dtype, ...],
+    ) -> Plan | str:
+        reason = _misfit(x, self, shortcut, activation)
+        if reason is not None:
+            return reason
+        hidden = self.trained[2 * (self.norm is not None)].shape[0]
+        shape = shape_of(x, hidden, shortcut is not None, kinds, last, self.context)
+        settings = self.settings(activation, products_in(x))
+        return step_plan(shape, settings) if self.context else plan(shape, settings)
 
 
-def _declined(layer: Layer, reason: str) -> None:
+_VALUES = dict.values
+_STATE = itemgetter("training", "eps", "momentum")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_cache: WeakKeyDictionary[Layer, _Bound] = WeakKeyDictionary()
+
+
+def _bound(layer: Layer, norm: nn.Module | None) -> _Bound | str:
+    """That of the last call, if the modules are as they were. Compilers see to that themselves."""
+    if torch.compiler.is_compiling():
+        return _Bound.make(layer, norm)
+    found = _cache.get(layer)
+    if found is not None and found.current(norm):
+        return found
+    made = _Bound.make(layer, norm)
+    if isinstance(made, _Bound):
+        made.watch(layer)
+        _cache[layer] = made
+    return made
+
+
+def _declined(layer: Layer, reason: str) -> Tensor | None:
     if layer.backend == "triton":
         raise ValueError(f"backend='triton' cannot run this MSSAR: {reason}; use 'auto'")
+    return None
+
+
+def _mistaken(x: Tensor, layer: Layer, norm: Norm | None, channels: int) -> bool:
+    """Whether the modules refuse it as well: they say best why."""
+    if x.ndim != 4 or x.numel() == 0 or x.shape[1] != channels:
+        return True
+    n, _, h, w = x.shape
+    if norm is not None and norm.training and n * h * w < 2 and _alone(norm):
+        return True
+    fewest = min(layer.scales)
+    if n * min(fewest, h) * min(fewest, w) > 1:
+        return False
+    return any(b.norm1.training and _alone(b.norm1) for b in layer.branches if type(b) is Branch)
+
+
+def _alone(norm: Norm) -> bool:
+    """Whether its statistics are those of this batch, and of no other process's."""
+    if type(norm) is not nn.SyncBatchNorm or not dist.is_available() or not dist.is_initialized():
+        return True
+    return dist.get_world_size(norm.process_group) == 1
 
 
 def _misfit(
-    x: Tensor, layer: Layer, norm: Norm | None, shortcut: Tensor | None, activation: str | None
+    x: Tensor, bound: _Bound, shortcut: Tensor | None, activation: str | None
 ) -> str | None:
     """Why a call is not one for the kernels."""
-    if layer.context_channels is not None:
-        return "its weights come from another map"
+    norm = bound.norm
     if activation not in ACTIVATIONS:
         return f"the activation is {activation!r}"
-    if x.ndim != 4 or x.shape[1] != layer.channels:
-        return f"x has the shape {tuple(x.shape)}"
-    n, c, height, width = x.shape
+    _, c, height, width = x.shape
+    if c * height * width >= LARGEST or height * width >= POSITIONS:
+        return "a sample has 2³¹ numbers or more, or 2²⁰ positions"
     if norm is not None and norm.num_features != c:
         return f"the norm is for {norm.num_features} channels"
     if shortcut is not None and (
         shortcut.shape != x.shape or shortcut.dtype is not x.dtype or shortcut.device != x.device
     ):
         return "the shortcut differs in shape, type or device"
-    if norm is not None and norm.weight.device != x.device:
-        return "x and the norm are on different devices"
-    if norm is not None and norm.training and n * height * width < 2:
-        return "BN cannot train on a single value"
-    return _unfit(x, layer)
-
-
-def _unfit(x: Tensor, layer: Layer) -> str | None:
-    """Why a map is not one for the kernels with this layer."""
-    if x.ndim != 4 or x.numel() == 0:
-        return f"x has the shape {tuple(x.shape)}"
-    n, c, height, width = x.shape
-    if c * height * width >= LARGEST:
-        return "a sample has more than 2³¹ numbers"
-    first = next(iter(layer.branches))
-    values = n * min(min(k, height) * min(k, width) for k in layer.scales)
-    if first.norm1.training and values < 2:
-        return "BN cannot train on a single value"
-    for branch in layer.branches:
-        for weight in (branch.reduce.weight, branch.expand.weight):
-            if weight.device != x.device:
-                return "x and the layer are on different devices"
-            if weight.dtype is not x.dtype and not torch.is_autocast_enabled(x.device.type):
-                return f"x is {x.dtype}, the layer {weight.dtype}"
+    device, dtype = x.device, bound.trained[-3].dtype  # an Ω₂'s
+    if any(t.device != device for t in bound.tensors):
+        return "x and the modules are on different devices"
+    if dtype is not x.dtype and not torch.is_autocast_enabled(device.type):
+        return f"x is {x.dtype}, the layer {dtype}"
     return None
 
 
-def _bind(x: Tensor, layer: Layer, norm: Norm | None, activation: str | None) -> _Bound:
-    branches = list(layer.branches)
-    trained: list[Tensor] = []
-    given: list[Tensor] = []
-    front: list[Norm] = []
-    eps = 0.0
-    if norm is not None:
-        trained += [norm.weight, norm.bias]
-        given += [norm.running_mean, norm.running_var]
-        eps = norm.eps
-        if norm.training:
-            front = [norm]
-    firsts, seconds = [b.norm1 for b in branches], [b.norm2 for b in branches]
-    for branch, one, two in zip(branches, firsts, seconds, strict=True):
-        trained += [
-            branch.reduce.weight, one.weight, one.bias, branch.expand.weight, two.weight, two.bias,
-        ]  # fmt: skip
-    moved = front
-    fixed = not firsts[0].training
-    if fixed:
-        for one, two in zip(firsts, seconds, strict=True):
-            given += [one.running_mean, one.running_var, two.running_mean, two.running_var]
-    else:
-        moved = [*front, *firsts, *seconds]
-    settings = Settings(
-        layer.scales, (eps, firsts[0].eps, seconds[0].eps), activation, norm is not None,
-        norm is not None and not front, fixed, products_in(x),
-    )  # fmt: skip
-    return _Bound(trained, given, moved, settings)
+def _transformed() -> str | None:
+    """What is asked for that only PyTorch's own ops know; they would drop it without a word."""
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func transforms it"
+    return "forward derivatives are asked for" if forward_ad._current_level >= 0 else None
 
 
-def _group(x: Tensor, norms: list[Norm]) -> tuple[Group | None, str | None]:
+def _unseen(bound: _Bound) -> str | None:
+    if not bound.synchronised or _group(bound.moved) == (None, None):
+        return None
+    return "a compiler, or a mode that looks on, does not see how norms are synchronised"
+
+
+def _group(norms: list[Norm]) -> tuple[Group | None, str | None]:
     """Who shares statistics, where norms are synchronised and there is somebody else."""
     synchronised = [n for n in norms if type(n) is nn.SyncBatchNorm]
     if not synchronised or not dist.is_available() or not dist.is_initialized():
@@ -249,14 +381,7 @@ def _group(x: Tensor, norms: list[Norm]) -> tuple[Group | None, str | None]:
         return None, "some norms are synchronised with others than the rest"
     if dist.get_world_size(next(iter(groups))) == 1:
         return None, None
-    if torch.compiler.is_compiling():
-        return None, "a compiler does not see how norms are synchronised"
-    del x
     return Group(next(iter(groups))), None
-
-
-def _unshared(x: Tensor, layer: Layer) -> str | None:
-    return _group(x, [n for n in _norms(layer) if n.training])[1]
 
 
 def running(layer: Layer, norm: nn.Module | None = None) -> str:
@@ -275,9 +400,3 @@ def _unavailable(layer: Layer) -> str | None:
     if hooked(layer):
         return f"{type(layer).__name__} has hooks"
     return "exported" if exporting() else None
-
-
-def _norms(layer: Layer) -> Iterator[Norm]:
-    for branch in layer.branches:
-        yield branch.norm1
-        yield branch.norm2

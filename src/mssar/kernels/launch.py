@@ -29,7 +29,7 @@ ALIGNED = 32  # bytes: where sections of memory begin
 class Kernel:
     """A kernel for arguments of these types and these constants, compiled once a device."""
 
-    __slots__ = ("constants", "function", "kinds", "stages", "tail", "warps", "_handles")
+    __slots__ = ("_handles", "constants", "function", "kinds", "stages", "tail", "warps")
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ def pointers(tensors: Iterable[Tensor]) -> tuple[Pointer, ...]:
 class Layout:
     """Sections of one allocation, by name; each begins where whole vectors can be read."""
 
-    __slots__ = ("bytes", "sections", "offsets", "_type")
+    __slots__ = ("_type", "bytes", "offsets", "sections")
 
     def __init__(self, kind: Any, sections: Sequence[tuple[torch.dtype, int]]) -> None:
         self._type, self.sections, self.bytes = kind, tuple(sections), 0

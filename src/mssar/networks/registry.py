@@ -81,7 +81,7 @@ def create_model(
         if option not in taken + staging:
             raise ValueError(
                 f"{name} with {recalibration!r} has no option {option!r}; "
-                f"its options: {', '.join(taken + staging)}"
+                f"its options: {', '.join(taken + staging) or 'it has none'}"
             )
     factory = recalibration if callable(recalibration) else RECALIBRATIONS[recalibration]
     building = {"stage": options.pop("stage")} if "stage" in options else {}
@@ -101,4 +101,5 @@ def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
             f"recalibration is one of {', '.join(OPTIONS)}, or a callable from channels to a "
             f"module; got {recalibration!r}"
         )
-    return OPTIONS[recalibration]
+    taken = OPTIONS[recalibration]
+    return (*taken, "backend") if taken else ()

@@ -19,8 +19,8 @@ from mssar.kernels.dense.plan import Means, Step, means_plan, means_shape, step_
 from mssar.kernels.register import register
 from mssar.kernels.tail.backward import split
 from mssar.kernels.tail.forward import Tracked
-from mssar.kernels.tail.op import NO_SECOND, moved, refuse, typed, watched
-from mssar.kernels.tail.plan import Settings, Shape, dense, grads_layout, is_last, saved_bytes
+from mssar.kernels.tail.op import NO_SECOND, moved, refuse, typed
+from mssar.kernels.tail.plan import Settings, dense, is_last, pieces, saved_bytes, shape_of
 from mssar.kernels.tail.synchronise import Group
 from mssar.kernels.tiling import padded
 
@@ -31,63 +31,61 @@ def means(x: Tensor, scales: tuple[int, ...]) -> Tensor:
     return made
 
 
-def step(
+def eager(
+    plan: Step,
     x: Tensor,
     cells: Tensor,
-    trained: list[Tensor],
-    given: list[Tensor],
-    settings: Settings,
+    trained: Sequence[Tensor],
+    tensors: Sequence[Tensor],
     tracked: Tracked | None,
     carry: bool,
     group: Group | None = None,
 ) -> tuple[Tensor, Tensor]:
     """z · x, and the means of the main vector with it; without ``carry`` those that were given.
 
-    ``trained`` are of each scale Ω₁, γ, β, Ω₂, γ, β. ``given`` are, where the branches' statistics
-    are given, of each scale the running mean and variance of the hidden layer and of the gates.
+    ``trained`` are of each scale Ω₁, γ, β, Ω₂, γ, β; ``tensors`` are these and, where the branches'
+    statistics are given, of each scale the running mean and variance of the hidden layer and of
+    the gates.
     """
-    if torch.compiler.is_compiling() or type(x) is not Tensor or watched():
-        assert group is None
-        return _by_op(x, cells, trained, given, settings, tracked, carry)
-    found = _plan(x, trained, given, settings)
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(x):
+            return eager(plan, x, cells, trained, tensors, tracked, carry, group)
     needed = torch.is_grad_enabled() and (
         x.requires_grad or cells.requires_grad or any(t.requires_grad for t in trained)
     )
-    with torch.cuda.device_of(x):
-        found.warm(needed)
-        if needed:
-            out, nexts = _Step.apply(  # type: ignore[no-untyped-call]
-                found, given, tracked, carry, group, x, cells, *trained
-            )
-        else:
-            laid = dense(x, found.shape.last)
-            out, nexts, saved = launches.forward(
-                found, laid, cells, [*trained, *given], carry, group
-            )
-            if tracked is not None:
-                moved(found, saved, tracked)
+    plan.warm(forward=True, backward=needed)
+    if needed:
+        # Past a look at each argument for what a transform may have left: there is none here.
+        apply: Any = super(torch.autograd.Function, _Step).apply
+        out, nexts = apply(plan, tensors, tracked, carry, group, x, cells, *trained)
+    else:
+        _, out, nexts, _ = _forward(plan, x, cells, tensors, tracked, carry, group)
     return out, cells if nexts is None else nexts
 
 
-def _plan(x: Tensor, trained: list[Tensor], given: list[Tensor], settings: Settings) -> Step:
-    n, _, h, w = x.shape
-    c, hidden, context = _widths(x, trained)
-    types = tuple([t.dtype for t in (*trained, *given)])
-    shape = Shape((n, c, h, w), is_last(x), x.dtype, x.device, hidden, False, types, context)
-    return step_plan(shape, settings)
-
-
-def _widths(x: Tensor, trained: Sequence[Tensor]) -> tuple[int, int, int]:
-    """C, J and CX: a network's own, which a tracer need not leave open."""
-    return int(x.shape[1]), int(trained[0].shape[0]), int(trained[0].shape[1])
+def _forward(
+    plan: Step,
+    x: Tensor,
+    cells: Tensor,
+    tensors: Sequence[Tensor],
+    tracked: Tracked | None,
+    carry: bool,
+    group: Group | None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """x as it was taken, the output, the means carried on, and what the gradient needs."""
+    x = dense(x, plan.shape.last)
+    out, nexts, saved = launches.forward(plan, x, cells.contiguous(), tensors, carry, group)
+    if tracked is not None:
+        moved(plan, saved, tracked)
+    return x, out, nexts, saved
 
 
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        found: Step,
-        given: list[Tensor],
+        plan: Step,
+        tensors: Sequence[Tensor],
         tracked: Tracked | None,
         carry: bool,
         group: Group | None,
@@ -95,13 +93,10 @@ class _Step(torch.autograd.Function):
         cells: Tensor,
         *trained: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        x = dense(x, found.shape.last)
-        out, nexts, saved = launches.forward(found, x, cells, [*trained, *given], carry, group)
-        if tracked is not None:
-            moved(found, saved, tracked)
+        x, out, nexts, saved = _forward(plan, x, cells, tensors, tracked, carry, group)
         ctx.save_for_backward(x, saved)
         ctx.set_materialize_grads(False)
-        ctx.found, ctx.group, ctx.types = found, group, [t.dtype for t in trained]
+        ctx.plan, ctx.group, ctx.types = plan, group, [t.dtype for t in trained]
         return out, nexts
 
     @staticmethod
@@ -111,10 +106,10 @@ class _Step(torch.autograd.Function):
         if grad is None and next_grads is None:
             return (None,) * (7 + len(ctx.types))
         x, saved = ctx.saved_tensors
-        found: Step = ctx.found
+        plan: Step = ctx.plan
         with torch.cuda.device_of(x):
-            made = launches.backward(found, *_laid(grad, next_grads, x), x, saved, ctx.group)
-        grads = split(made[2], found.c, found.j, found.levels, False, found.cx)
+            made = launches.backward(plan, *_laid(grad, next_grads, x), x, saved, ctx.group)
+        grads = split(made[2], plan.pieces, plan.c, plan.j, plan.levels, False, plan.cx)
         return None, None, None, None, None, made[0], made[1], *typed(grads, ctx.types)
 
 
@@ -129,7 +124,7 @@ def _laid(
 # As ops. Settings travel as numbers.
 
 
-def _by_op(
+def traced(
     x: Tensor,
     cells: Tensor,
     trained: list[Tensor],
@@ -138,6 +133,7 @@ def _by_op(
     tracked: Tracked | None,
     carry: bool,
 ) -> tuple[Tensor, Tensor]:
+    """The same as :func:`eager`, by an op that compilers and modes see."""
     s = settings
     out, nexts, saved = torch.ops.mssar.dense_step(
         x, cells, trained, given, carry, list(s.scales), list(s.eps), s.branches_fixed, s.precision
@@ -161,14 +157,27 @@ def _settings(
     return Settings(tuple(scales), (front, hidden, gates), *how)
 
 
+def _widths(x: Tensor, trained: Sequence[Tensor]) -> tuple[int, int, int]:
+    """C, J and CX: a network's own, which a tracer need not leave open."""
+    return int(x.shape[1]), int(trained[0].shape[0]), int(trained[0].shape[1])
+
+
+def _plan(
+    x: Tensor, hidden: int, context: int, types: tuple[torch.dtype, ...], settings: Settings
+) -> Step:
+    return step_plan(shape_of(x, hidden, False, types, is_last(x), context), settings)
+
+
 def _compute(
     x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, *how: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(x):
-        found = _plan(x, trained, given, _settings(*how))
-        found.warm(False)
-        x, cells = dense(x, found.shape.last), cells.contiguous()
-        out, nexts, saved = launches.forward(found, x, cells, [*trained, *given], carry)
+        tensors = [*trained, *given]
+        _, hidden, context = _widths(x, trained)
+        types = tuple([t.dtype for t in tensors])
+        found = _plan(x, hidden, context, types, _settings(*how))
+        found.warm(forward=True, backward=False)
+        _, out, nexts, saved = _forward(found, x, cells, tensors, None, carry, None)
     return out, cells.new_empty(0) if nexts is None else nexts, saved
 
 
@@ -187,28 +196,27 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     x, _, trained, given, carry, *how = inputs
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, output[2], *trained, *given)
-    ctx.how, ctx.count, ctx.carry = how, len(trained), carry
+    ctx.save_for_backward(x, output[2])
+    ctx.how, ctx.given, ctx.carry = how, len(given), carry
+    ctx.types, ctx.widths = [t.dtype for t in trained], _widths(x, trained)
 
 
 def _differentiate(
     ctx: Any, grad: Tensor | None, next_grads: Tensor | None, *_: Any
 ) -> tuple[Any, ...]:
-    x, saved, *tensors = ctx.saved_tensors
+    x, saved = ctx.saved_tensors
     next_grads = next_grads if ctx.carry else None
-    trained, given = tensors[: ctx.count], tensors[ctx.count :]
-    nones = [None] * (1 + len(ctx.how))
+    nones = [None] * ctx.given, *[None] * (1 + len(ctx.how))
     if grad is None and next_grads is None:
-        return None, None, [None] * len(trained), [None] * len(given), *nones
+        return None, None, [None] * len(ctx.types), *nones
     if grad is None:
         grad = torch.zeros_like(x)
     grad_x, cell_grads, flat = torch.ops.mssar.dense_step_backward(
-        grad, next_grads, x, saved, trained, given, *ctx.how
+        grad, next_grads, x, saved, *ctx.widths[1:], *ctx.how
     )
-    c, hidden, context = _widths(x, trained)
-    grads = split(flat, c, hidden, len(ctx.how[0]), False, context)
-    grads = typed(grads, [t.dtype for t in trained])
-    return grad_x, cell_grads, grads, [None] * len(given), *nones
+    (c, j, context), levels = ctx.widths, len(ctx.how[0])
+    grads = split(flat, pieces(levels, c, j, context), c, j, levels, False, context)
+    return grad_x, cell_grads, typed(grads, ctx.types), *nones
 
 
 def _compute_backward(
@@ -216,13 +224,15 @@ def _compute_backward(
     next_grads: Tensor | None,
     x: Tensor,
     saved: Tensor,
-    trained: list[Tensor],
-    given: list[Tensor],
+    hidden: int,
+    context: int,
     *how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    settings = _settings(*how)
     with torch.cuda.device_of(x):
-        found = _plan(x, trained, given, _settings(*how))
-        found.warm(True)
+        types = (torch.float32,) * settings.tensors  # that nothing depends on, backward
+        found = _plan(x, hidden, context, types, settings)
+        found.warm(forward=False, backward=True)
         x = dense(x, found.shape.last)
         return launches.backward(found, *_laid(grad, next_grads, x), x, saved)
 
@@ -232,18 +242,16 @@ def _backward_shapes(
     next_grads: Tensor | None,
     x: Tensor,
     saved: Tensor,
-    trained: list[Tensor],
-    given: list[Tensor],
+    hidden: int,
+    context: int,
     *how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del grad, next_grads, saved, given
-    n, _, h, w = x.shape
-    c, hidden, context = _widths(x, trained)
+    del grad, next_grads, saved
+    n, c, h, w = x.shape
     shape = means_shape(n, context, (h, w), tuple(how[0]))
-    layout = grads_layout(len(how[0]), c, hidden, context)
-    cell_grads = x.new_empty(shape, dtype=torch.float32)
-    flat = x.new_empty(layout.bytes // 4, dtype=torch.float32)
-    return torch.empty_like(x), cell_grads, flat
+    size = sum(pieces(len(how[0]), int(c), hidden, context))
+    flat = x.new_empty(size, dtype=torch.float32)
+    return torch.empty_like(x), x.new_empty(shape, dtype=torch.float32), flat
 
 
 def _means_plan(x: Tensor, scales: Sequence[int]) -> Means:
@@ -254,7 +262,7 @@ def _means_plan(x: Tensor, scales: Sequence[int]) -> Means:
 def _means(x: Tensor, scales: Sequence[int]) -> Tensor:
     with torch.cuda.device_of(x):
         found = _means_plan(x, scales)
-        found.warm(False)
+        found.warm(forward=True, backward=False)
         return launches.means(found, dense(x, found.shape.last))
 
 
@@ -266,7 +274,7 @@ def _means_shapes(x: Tensor, scales: Sequence[int]) -> Tensor:
 def _means_backward(grad: Tensor, like: Tensor, scales: Sequence[int]) -> Tensor:
     with torch.cuda.device_of(like):
         found = _means_plan(like, scales)
-        found.warm(True)
+        found.warm(forward=False, backward=True)
         form = torch.channels_last if found.shape.last else torch.contiguous_format
         made = torch.empty_like(like, memory_format=form)
         launches.unpool(found, grad.contiguous(), made)
@@ -310,8 +318,8 @@ register(
 )
 register(
     "dense_step_backward",
-    "(Tensor grad, Tensor? next_grads, Tensor x, Tensor saved, Tensor[] trained, "
-    f"Tensor[] given, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor? next_grads, Tensor x, Tensor saved, int hidden, "
+    f"int context, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
     _compute_backward,
     _backward_shapes,
     backward=refuse,

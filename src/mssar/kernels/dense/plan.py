@@ -12,10 +12,11 @@ import torch
 
 from mssar.kernels.grids import Count, finest, up_to
 from mssar.kernels.launch import Kernel, kernel
-from mssar.kernels.tail.plan import NUMBER, PACKED, Plan, Settings, Shape
-from mssar.kernels.tiling import MAP_WARPS, padded
+from mssar.kernels.tail.plan import ADDED, NUMBER, Plan, Settings, Shape
+from mssar.kernels.tiling import padded
 
 ROWS, COLUMNS = 16, 64  # of means over cells, a tile
+WARPS = 4  # of a program that adds such tiles up
 
 
 def means_shape(
@@ -29,8 +30,8 @@ def means_shape(
 class Means(Plan):
     """Of the means that a block begins with: a tail's first pass, and the way back."""
 
-    def kernels(self, backward: bool) -> list[Kernel]:
-        return [self.unpool] if backward else [self.sums]
+    def kernels(self, *, forward: bool, backward: bool) -> list[Kernel]:
+        return [self.sums] * forward + [self.unpool] * backward
 
     def _kernels(self) -> None:
         super()._kernels()
@@ -38,21 +39,18 @@ class Means(Plan):
 
         self.unpool: Kernel = kernel(
             dense.unpool, [NUMBER, self.shape.dtype, *[int] * 7],
-            {**self.tile("scatter"), "LAST": self.shape.last}, MAP_WARPS,
+            {**self.tile("scatter"), "LAST": self.shape.last}, self.cut["scatter"].warps,
         )  # fmt: skip
 
 
 class Step(Plan):
     """Of a step; its shape's map are the new channels, its context the main vector."""
 
-    def kernels(self, backward: bool) -> list[Kernel]:
-        needed = [self.prepare, self.reduce, self.expand, self.apply, self.carry]
-        if self.tracker is not None:
-            needed.append(self.tracker)
-        if backward:
-            needed += [self.gates, self.settle, self.expand_backward, self.reduce_backward]
-            needed += [*self.carry_back, *self.collect]
-        return needed
+    def kernels(self, *, forward: bool, backward: bool) -> list[Kernel]:
+        own = [self.carry] * forward + [*self.carry_back, *self.collect] * backward
+        others = self.sums, self.gather, self.scatter
+        theirs = super().kernels(forward=forward, backward=backward)
+        return [kernel for kernel in theirs if kernel not in others] + own
 
     def _kernels(self) -> None:
         super()._kernels()
@@ -62,24 +60,30 @@ class Step(Plan):
         some = {"ROWS": ROWS, "COLUMNS": COLUMNS}
         self.carry: Kernel = kernel(
             dense.carry, [dtype, dtype, NUMBER, NUMBER, kept, NUMBER, *[int] * 12],
-            {**self.scales, **self.tile("apply"), **some, **last}, MAP_WARPS,
+            {**self.scales, **self.tile("apply"), **some, **last},
+            self.cut["apply"].warps,
         )  # fmt: skip
         # Both for a last step, whose means nobody carries on, and for others.
         self.carry_back: list[Kernel] = [
             kernel(
                 dense.carry_back,
                 [dtype, dtype, dtype, NUMBER, NUMBER, kept, NUMBER, *[int] * 11],
-                {**self.scales, **self.tile("gather"), **last, "CARRIED": carried}, MAP_WARPS,
+                {**self.scales, **self.tile("gather"), **last, "CARRIED": carried},
+                self.cut["gather"].warps,
             )
             for carried in (False, True)
         ]  # fmt: skip
         self.collect: list[Kernel] = [
             kernel(
                 dense.collect, [kept, NUMBER, NUMBER, NUMBER, NUMBER, *[int] * 12],
-                {**self.scales, **some, "BLOCK": PACKED, "CARRIED": carried}, MAP_WARPS,
+                {**self.scales, **some, "BLOCK": ADDED, "CARRIED": carried}, WARPS,
             )
             for carried in (False, True)
         ]  # fmt: skip
+
+    @property
+    def beside(self) -> int:
+        return up_to(self.cxs, COLUMNS)
 
     @property
     def cell_rows(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mssar.kernels.dense.plan import COLUMNS, Means, Step
+from mssar.kernels.dense.plan import Means, Step
 from mssar.kernels.launch import pointer, where
 from mssar.kernels.tail.backward import from_gates
 from mssar.kernels.tail.forward import to_gates
@@ -16,21 +16,22 @@ from mssar.kernels.tail.synchronise import Group
 
 def means(plan: Means, x: Tensor) -> Tensor:
     """A map's means over cells."""
-    n, cut, fine = plan.n, plan.cut, plan.grids.fine
+    n, cut, fine = plan.n, plan.cut["sums"], plan.grids.fine
     cells = x.new_empty((n * plan.grids.cells, plan.cs), dtype=torch.float32)
-    at, none = pointer(cells), pointer(cells.view(torch.int32))
+    at = pointer(cells)
     plan.sums(
-        where(x), (n * cut.groups, cut.blocks), pointer(x), at, at, at, none,
-        plan.c, plan.cs, plan.height, plan.width, *fine, cut.tiles, cut.each, cut.groups, 0,
+        where(x), (n * cut.groups, cut.blocks), pointer(x), at, at, at,
+        plan.c, plan.cs, plan.height, plan.width, *fine, cut.tiles, cut.each, cut.groups,
     )  # fmt: skip
     return cells
 
 
 def unpool(plan: Means, grad: Tensor, out: Tensor) -> None:
     """The gradient of the map, from that of its means."""
+    cut = plan.cut["scatter"]
     plan.unpool(
-        where(out), (plan.n * plan.cut.tiles, plan.cut.blocks), pointer(grad), pointer(out),
-        plan.c, plan.cs, plan.height, plan.width, *plan.grids.fine, plan.cut.tiles,
+        where(out), (plan.n * cut.tiles, cut.blocks), pointer(grad), pointer(out),
+        plan.c, plan.cs, plan.height, plan.width, *plan.grids.fine, cut.tiles,
     )  # fmt: skip
 
 
@@ -47,7 +48,8 @@ def forward(
     ``tensors`` are of each scale Ω₁, γ, β, Ω₂, γ, β; and where their statistics are given, of each
     scale those of the hidden layer and those of the gates.
     """
-    n, cut, h, w = plan.n, plan.cut, plan.height, plan.width
+    n, cut, h, w = plan.n, plan.cut["apply"], plan.height, plan.width
+    assert cells.shape == (plan.cell_rows, plan.cxs)
     out = torch.empty_like(x)
     memory = torch.empty(plan.saved.bytes, dtype=torch.uint8, device=x.device)
     scratch = torch.empty(plan.forward.bytes, dtype=torch.uint8, device=x.device)
@@ -78,7 +80,7 @@ def backward(
     group: Group | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the means over cells, and of all parameters in one tensor (``split``)."""
-    n, c, cx, cut, h, w = plan.n, plan.c, plan.cx, plan.cut, plan.height, plan.width
+    n, c, cx, h, w, cut = plan.n, plan.c, plan.cx, plan.height, plan.width, plan.cut["gather"]
     fine, carried = plan.grids.fine, next_grads is not None
     grad_x = torch.empty_like(x)
     cell_grads = x.new_empty((plan.cell_rows, plan.cxs), dtype=torch.float32)
@@ -94,7 +96,7 @@ def backward(
     )  # fmt: skip
     from_gates(plan, here, own, kept, grads, saved, flat, scratch, group)
     plan.collect[carried](
-        here, (plan.adding + plan.copying, -(-plan.cxs // COLUMNS)), own.pool_grads, of_next,
+        here, (plan.adding + plan.copying, plan.beside), own.pool_grads, of_next,
         pointer(cell_grads), own.weight_parts, grads.weights, n, c, plan.j, cx, plan.cxs, plan.ns,
         h, w, *fine, plan.span, plan.adding,
     )  # fmt: skip

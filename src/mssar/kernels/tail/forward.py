@@ -35,7 +35,7 @@ def forward(
     each scale Ω₁, γ, β, Ω₂, γ, β; and where their statistics are given, of each scale those of the
     hidden layer and those of the gates.
     """
-    grids, cut = plan.grids, plan.cut
+    grids, cut = plan.grids, plan.cut["sums"]
     n, c, cs, js, h, w = plan.n, plan.c, plan.cs, plan.js, plan.height, plan.width
     out = torch.empty_like(x)
     memory = torch.empty(plan.saved.bytes, dtype=torch.uint8, device=x.device)
@@ -43,14 +43,15 @@ def forward(
     kept, own = plan.saved.place(memory), plan.forward.place(scratch)
     here, px = where(x), pointer(x)
     cells = own.cells
-    if grids.same is not None:
-        before = n * grids.rows_at[grids.same] * cs
+    if plan.same is not None:
+        before = n * grids.rows_at[plan.same] * cs
         cells = own.rows[before:] if here.stream is None else own.rows + 4 * before
     plan.sums(
-        here, (n * cut.groups, cut.blocks), px, cells, own.parts, own.counts, kept.counters,
-        c, cs, h, w, *grids.fine, cut.tiles, cut.each, cut.groups, plan.counters,
+        here, (n * cut.groups, cut.blocks), px, cells, own.parts, own.counts,
+        c, cs, h, w, *grids.fine, cut.tiles, cut.each, cut.groups,
     )  # fmt: skip
     to_gates(plan, here, cells, own, kept, memory, tensors, group)
+    cut = plan.cut["apply"]
     plan.apply(
         here, (n * cut.tiles, cut.blocks), px, px if shortcut is None else pointer(shortcut),
         pointer(out), kept.gates, kept.norms, n, c, cs, js, h, w, *grids.fine, cut.tiles,
@@ -79,7 +80,7 @@ def to_gates(
     plan.prepare(
         here, (plan.preparing, 1), own.parts, own.counts, cells, own.rows, kept.norms,
         kept.shares, kept.counters, kept.reduces, front, *(at[i::6] for i in range(6)), *given,
-        n, c, j, cx, cs, cxs, js, h, w, *fine, n * plan.cut.groups, -(-cs // FRONT),
+        n, c, j, cx, cs, cxs, js, h, w, *fine, n * plan.cut["sums"].groups, -(-cs // FRONT),
         plan.counters, *s.eps,
     )  # fmt: skip
     if group is not None and plan.batch_norm:

@@ -16,15 +16,13 @@ from mssar.kernels.device import Device, device_of, interpreted
 from mssar.kernels.grids import Count, Grids, grids, up_to
 from mssar.kernels.launch import Kernel, Layout, Pointer, kernel, warm
 from mssar.kernels.tiling import (
-    MAP_WARPS,
     ROW_WARPS,
-    UP,
-    Passes,
+    Pass,
     Products,
     Samples,
     multiple,
+    over_map,
     padded,
-    passes,
     products,
     samples,
     span,
@@ -33,7 +31,8 @@ from mssar.kernels.tiling import (
 NUMBER = torch.float32
 TABLE = 7  # rows of a norm's table (triton/common.py)
 FRONT = 8  # channels of a program that works out the front norm
-PACKED = 1024  # numbers of a program that copies weights, or adds their gradients up
+PACKED = 1024  # numbers of a program that copies weights
+ADDED = 128  # numbers of one that adds up parts of their gradients
 TRACKED = 64  # channels of a program that moves running statistics
 ACTIVATIONS = {None: 0, "relu": 1, "silu": 2}
 
@@ -48,6 +47,11 @@ class Settings(NamedTuple):
     fixed: bool  # with given statistics
     branches_fixed: bool
     precision: str  # of products: "bf16", "tf32" or "ieee"
+
+    @property
+    def tensors(self) -> int:
+        """That the kernels take, parameters and given statistics."""
+        return 4 * self.norm + (6 + 4 * self.branches_fixed) * len(self.scales)
 
 
 class Shape(NamedTuple):
@@ -149,11 +153,12 @@ def saved_bytes(
     return norms_layout(levels, channels, hidden).bytes + numbers * kept_type(dtype).itemsize
 
 
-@lru_cache(maxsize=1024)
-def grads_layout(levels: int, channels: int, hidden: int, context: int = 0) -> Layout:
-    vectors, hiddens = (2 + 2 * levels) * channels, 2 * levels * hidden
-    weights = levels * hidden * (channels + (context or channels))
-    return Layout(Grads, [(NUMBER, vectors), (NUMBER, hiddens), (NUMBER, weights)])
+def pieces(levels: int, c: int, j: int, context: int = 0) -> list[int]:
+    """Sizes of the parts of parameters' gradients: those of ``Grads``, with what pads them."""
+    vectors, hidden = [c] * (2 + 2 * levels), [j] * (2 * levels)
+    weights = [j * (context or c)] * levels + [j * c] * levels
+    sections = [[*some, -sum(some) % 8] for some in (vectors, hidden, weights)]
+    return sections[0] + sections[1] + sections[2]
 
 
 @lru_cache(maxsize=64)
@@ -182,9 +187,14 @@ class Plan:
         self.cs, self.cxs, self.js = padded(self.c), padded(self.cx), padded(self.j)
         self.grids: Grids = grids((self.height, self.width), settings.scales)
         self.rows = self.n * self.grids.rows
+        self.same = None if shape.context else self.grids.same
+        self.fine = self.grids.fine
         self.kept_type = kept_type(shape.dtype)
         self.device = device or device_of(shape.device)
-        self.cut: Passes = passes(shape.map, shape.last, self.grids, self.device)
+        self.cut: dict[str, Pass] = {
+            name: over_map(name, shape.map, shape.last, self.grids, self.device)
+            for name in ("sums", "apply", "gather", "scatter")
+        }
         self.together: Samples = samples(self.grids)
         self.tiles: Products = products(self.c, self.j, self.kept_type, self.device)
         wide = products(self.cx, self.j, self.kept_type, self.device)
@@ -194,15 +204,16 @@ class Plan:
         self.c_tiles = up_to(self.c, self.tiles.channels)
         self.x_tiles = up_to(self.cx, self.wide.channels)
         self.batch_norm = settings.norm and not settings.fixed
-        self._warm = 0  # nothing, forward, both
+        self._warm = False, False  # forward, backward
         self._kernels()
         self._memory()
 
-    def kernels(self, backward: bool) -> list[Kernel]:
+    def kernels(self, *, forward: bool, backward: bool) -> list[Kernel]:
         """All that a call launches."""
-        needed = [self.sums, self.prepare, self.reduce, self.expand, self.apply]
-        if self.tracker is not None:
-            needed.append(self.tracker)
+        needed = []
+        if forward:
+            needed += [self.sums, self.prepare, self.reduce, self.expand, self.apply]
+            needed += [] if self.tracker is None else [self.tracker]
         if backward:
             needed += [
                 self.gather, self.gates, self.settle, self.expand_backward, self.reduce_backward,
@@ -210,11 +221,11 @@ class Plan:
             ]  # fmt: skip
         return needed
 
-    def warm(self, backward: bool) -> None:
+    def warm(self, *, forward: bool, backward: bool) -> None:
         """Compile these, side by side."""
-        if self._warm < 1 + backward:
-            warm(self.kernels(backward), self.shape.device)
-            self._warm = 1 + backward
+        if (forward and not self._warm[0]) or (backward and not self._warm[1]):
+            warm(self.kernels(forward=forward, backward=backward), self.shape.device)
+            self._warm = self._warm[0] or forward, self._warm[1] or backward
 
     # Kernels
 
@@ -226,17 +237,17 @@ class Plan:
 
     def tile(self, name: str) -> dict[str, int]:
         """Of a pass over maps."""
-        cut = self.cut
+        cut = self.cut[name]
         return {
-            "CELLS": cut.cells, "BP": cut.positions, "UP": UP[name] if cut.large else 1,
-            "CT": cut.channels, "BY": multiple(self.c),
+            "CELLS": cut.cells, "BP": cut.positions, "UP": cut.up, "CT": cut.channels,
+            "BY": multiple(self.c),
         }  # fmt: skip
 
     def _kernels(self) -> None:
         from mssar.kernels.triton import gates, maps, rows, rows_backward
 
         s, grid, dtype, kept = self.settings, self.grids, self.shape.dtype, self.kept_type
-        precision = "ieee" if interpreted() else s.precision
+        precision, exact = ("ieee", "ieee") if interpreted() else (s.precision, "tf32x3")
         scales, tile, together = self.scales, self.tile, self.together
         inside = {
             "ROWS": grid.rows, "RB": together.rows, "QS": grid.cells, "QB": together.cells
@@ -245,12 +256,11 @@ class Plan:
         ends = {"SHORTCUT": self.shape.shortcut, "ACT": ACTIVATIONS[s.activation]}
         t, wide = self.tiles, self.wide
         row = {"warps": ROW_WARPS, "stages": t.stages}
-        wide_row = {"warps": ROW_WARPS, "stages": wide.stages}
         self.sums: Kernel = kernel(
-            maps.sums, [dtype, NUMBER, NUMBER, NUMBER, torch.int32, *[int] * 10],
-            {**tile("sums"), **last, "MOMENTS": self.batch_norm}, MAP_WARPS,
+            maps.sums, [dtype, NUMBER, NUMBER, NUMBER, *[int] * 9],
+            {**tile("sums"), **last, "MOMENTS": self.batch_norm}, self.cut["sums"].warps,
         )  # fmt: skip
-        same = -1 if grid.same is None or self.shape.context else grid.same
+        same = -1 if self.same is None else self.same
         self.coarse = self.levels > (same >= 0)  # means of regions that are not cells
         front, types = self.shape.types[: 4 * s.norm], self.shape.types[4 * s.norm :]
         per = [tuple(types[i::6]) for i in range(6)]
@@ -265,7 +275,7 @@ class Plan:
             [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, torch.int32, kept, tuple(front), *per,
              *running, *[int] * 14, float, float, float],
             {**scales, "SAME": same, **inside, "COARSE": self.coarse,
-             "CT": together.channels, "BC": FRONT, "BLOCK": PACKED,
+             "CT": together.wide, "EXACT": exact, "BC": FRONT, "BLOCK": PACKED,
              "NORM": s.norm, "FIXED": s.fixed, "BRANCHES_FIXED": s.branches_fixed}, ROW_WARPS,
         )  # fmt: skip
         how = {"BRANCHES_FIXED": s.branches_fixed, "PRECISION": precision}
@@ -273,7 +283,7 @@ class Plan:
             rows.reduce,
             [NUMBER, kept, NUMBER, kept, kept, NUMBER, NUMBER, torch.int32, *[int] * 5, float],
             {**scales, "BM": t.rows, "BJ": t.hidden, "BK": wide.depth, "NORM": s.norm, **how},
-            **wide_row,
+            ROW_WARPS, wide.stages,
         )  # fmt: skip
         self.expand: Kernel = kernel(
             rows.expand,
@@ -282,18 +292,20 @@ class Plan:
         )  # fmt: skip
         self.apply: Kernel = kernel(
             maps.apply, [dtype, dtype, dtype, kept, NUMBER, *[int] * 9],
-            {**scales, **tile("apply"), **last, **ends}, MAP_WARPS,
+            {**scales, **tile("apply"), **last, **ends}, self.cut["apply"].warps,
         )  # fmt: skip
         self.tracker: Kernel | None = None
         if self.batch_norm or not s.branches_fixed:
-            self.tracker = tracker(self.batch_norm, 0 if s.branches_fixed else self.levels, self.levels)
+            self.tracker = tracker(
+                self.batch_norm, 0 if s.branches_fixed else self.levels, self.levels
+            )
         self.gather: Kernel = kernel(
             maps.gather, [dtype, dtype, dtype, dtype, NUMBER, kept, NUMBER, *[int] * 9],
-            {**scales, **tile("gather"), **last, **ends}, MAP_WARPS,
+            {**scales, **tile("gather"), **last, **ends}, self.cut["gather"].warps,
         )  # fmt: skip
         self.gates: Kernel = kernel(
             gates.gates, [NUMBER, kept, NUMBER, kept, kept, NUMBER, *[int] * 5],
-            {**scales, **inside, "CT": together.channels}, ROW_WARPS,
+            {**scales, **inside, "CT": together.channels, "EXACT": exact}, ROW_WARPS,
         )  # fmt: skip
         self.settle: Kernel = kernel(
             gates.settle, [NUMBER] * 6 + [int] * 4, {"L": self.levels, "BC": FRONT}, ROW_WARPS
@@ -310,13 +322,13 @@ class Plan:
             [kept, kept, NUMBER, kept, kept, NUMBER, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER,
              NUMBER, torch.int32, *[int] * 10],
             {**scales, "BM": t.rows, "BR": t.span_rows, "BC": wide.channels, "BJ": t.hidden,
-             "NORM": s.norm, "PRECISION": precision}, **wide_row,
+             "NORM": s.norm, "PRECISION": precision}, ROW_WARPS, min(2, wide.stages),
         )  # fmt: skip
         self.scatter: Kernel = kernel(
             maps.scatter,
             [dtype, dtype, dtype, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, *[int] * 11],
-            {**scales, **tile("scatter"), "BLOCK": PACKED, **last, "FIXED": not self.batch_norm},
-            MAP_WARPS,
+            {**scales, **tile("scatter"), "BLOCK": ADDED, **last, "FIXED": not self.batch_norm},
+            self.cut["scatter"].warps,
         )  # fmt: skip
 
     # Memory
@@ -332,11 +344,11 @@ class Plan:
         self.saved = Layout(Saved, [*norms.sections, *packed, *rows])
         size, scales = (self.height, self.width), self.settings.scales
         assert self.saved.bytes == saved_bytes(n, c, size, j, scales, self.shape.dtype, context)
-        programs = self.n * self.cut.groups
+        programs = self.n * self.cut["sums"].groups
         tiles = self.row_tiles
         parts = 2 * max(programs * cs, tiles * max(js, cs))
         counts = max(programs, tiles * max(self.j_tiles, self.c_tiles))
-        cells = 0 if context or self.grids.same is not None else q * cs
+        cells = 0 if context or self.same is not None else q * cs
         self.forward = Layout(
             Forward, [(NUMBER, self.rows * cxs), (NUMBER, cells), (NUMBER, parts), (NUMBER, counts)]
         )
@@ -352,19 +364,28 @@ class Plan:
                 (NUMBER, 3 * levels * js), (NUMBER, self.spans * (c + cx) * j),
             ],
         )  # fmt: skip
-        self.grads = grads_layout(levels, c, j, context)
+        self.pieces = pieces(levels, c, j, context)
+        sizes = (2 + 2 * levels) * c, 2 * levels * j, levels * j * (c + cx)
+        self.grads = Layout(Grads, [(NUMBER, size) for size in sizes])
+        assert self.grads.bytes == sum(self.pieces) * NUMBER.itemsize
 
     @cached_property
     def preparing(self) -> int:
         """Programs of `prepare`."""
         copied = up_to(self.j * self.cxs, PACKED) + up_to(self.c * self.js, PACKED)
-        coarse = self.n * up_to(self.cxs, self.together.channels) if self.coarse else 0
+        coarse = self.n * up_to(self.cxs, self.together.wide) if self.coarse else 0
         return up_to(self.cs, FRONT) + self.levels * (1 + copied) + coarse
 
     @cached_property
     def adding(self) -> int:
-        """Programs that add up parts of weights' gradients."""
-        return self.levels * (up_to(self.cx * self.j, PACKED) + up_to(self.c * self.j, PACKED))
+        """Rows of programs of the last launch that add up parts of weights' gradients."""
+        blocks = up_to(self.cx * self.j, ADDED) + up_to(self.c * self.j, ADDED)
+        return up_to(self.levels * blocks, self.beside)
+
+    @property
+    def beside(self) -> int:
+        """Programs of such a row."""
+        return self.cut["scatter"].blocks
 
     @cached_property
     def multiplying(self) -> int:
@@ -396,8 +417,12 @@ def dense(x: Tensor, last: bool) -> Tensor:
 
 
 def shape_of(
-    x: Tensor, hidden: int, shortcut: bool, tensors: list[Tensor], last: bool
+    x: Tensor,
+    hidden: int,
+    shortcut: bool,
+    types: tuple[torch.dtype, ...],
+    last: bool,
+    context: int = 0,
 ) -> Shape:
     n, c, h, w = x.shape
-    types = tuple([t.dtype for t in tensors])
-    return Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut, types)
+    return Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut, types, context)

@@ -21,7 +21,7 @@ from mssar.kernels.triton.cells import (
     spread,
     weights_of,
 )
-from mssar.kernels.triton.common import area_of, known, region_of
+from mssar.kernels.triton.common import area_of, known, quotient, region_of
 from mssar.kernels.triton.maps import add_weights
 
 
@@ -204,9 +204,12 @@ def _collect_rows(
     CARRIED: tl.constexpr,
 ):  # fmt: skip
     """Of some cells: their share in what their regions have, and what later steps have left."""
+    first = tile * ROWS // (fh * fw)
+    cell = tile * ROWS - first * (fh * fw) + tl.arange(0, ROWS)
+    over = quotient(cell, fh * fw)
+    n = first + over
+    cell -= over * (fh * fw)
     row = tile * ROWS + tl.arange(0, ROWS)
-    n = row // (fh * fw)
-    cell = row % (fh * fw)
     in_r = (row < N * (fh * fw))[:, None]
     at = row.to(tl.int64)[:, None]
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -244,7 +247,7 @@ def collect(
     fh,
     fw,
     span,  # rows of a part of a weight's gradient
-    adding,  # programs that add these parts up
+    adding,  # rows of programs that add these parts up
     DOWN: tl.constexpr,
     ACROSS: tl.constexpr,
     ROWS_AT: tl.constexpr,
@@ -253,13 +256,14 @@ def collect(
     BLOCK: tl.constexpr,
     CARRIED: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    if pid < adding:
-        if tl.program_id(1) == 0:
+    if tl.program_id(0) < adding:
+        pid = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        blocks = (CX * J + BLOCK - 1) // BLOCK + (C * J + BLOCK - 1) // BLOCK
+        if pid < len(DOWN) * blocks:
             add_weights(pid, weight_parts, weight_grads, N, C, CX, J, span, DOWN, ACROSS, BLOCK)
     else:
         _collect_rows(
-            pid - adding, pool_grads, next_grads, cell_grads, N, CX, known(CXS, 16),
+            tl.program_id(0) - adding, pool_grads, next_grads, cell_grads, N, CX, known(CXS, 16),
             known(NS, 16), H, W, fh, fw, DOWN, ACROSS, ROWS_AT, ROWS, COLUMNS, CARRIED,
         )  # fmt: skip
 

@@ -34,13 +34,12 @@ from mssar.kernels.triton.common import (
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2}
 
 
-@triton.jit(do_not_specialize=["C", "CS", "H", "W", "fh", "fw", "tiles", "each", "groups", "kept"])
+@triton.jit(do_not_specialize=["C", "CS", "H", "W", "fh", "fw", "tiles", "each", "groups"])
 def sums(
     x,
     rows,  # out: a sample's cells × CS, float32: their means
     parts,  # out, with MOMENTS: 2 × programs × CS: sums of x, squares about their mean
     counts,  # out, likewise: programs, how many values
-    counters,  # out: `kept` zeros
     C,
     CS,
     H,
@@ -50,7 +49,6 @@ def sums(
     tiles,  # of a sample
     each,  # tiles of a program
     groups,  # programs of a sample
-    kept,
     CELLS: tl.constexpr,
     BP: tl.constexpr,
     UP: tl.constexpr,
@@ -67,10 +65,6 @@ def sums(
     c = tl.program_id(1) * CT + tl.arange(0, CT)
     in_c = c < C
     x += n.to(tl.int64) * (H * W * C)
-    if (pid == 0) & (tl.program_id(1) == 0):
-        for start in range(0, kept, 256):
-            i = start + tl.arange(0, 256)
-            tl.store(counters + i, tl.zeros([256], tl.int32), i < kept)
     total = tl.zeros([CT], tl.float32)
     within = tl.zeros([CT], tl.float32)
     shift = tl.zeros([1, CT], tl.float32)
@@ -296,7 +290,7 @@ def add_weights(
     before = tl.where(second, CX * J, 0).to(tl.int64)
     here = parts + every * before + first.to(tl.int64) * size + i
     added = tl.zeros([BLOCK], tl.float32)
-    for _ in range(0, spans):
+    for _ in range(spans):
         added += tl.load(here, i < size, 0.0)
         here += size
     tl.store(grads + L * before + level.to(tl.int64) * size + i, added, i < size)
@@ -356,7 +350,9 @@ def _scatter_cells(
             tl.store(grad_x + at, value, mask)
 
 
-@triton.jit(do_not_specialize=["N", "C", "J", "CS", "H", "W", "fh", "fw", "tiles", "span", "adding"])
+@triton.jit(
+    do_not_specialize=["N", "C", "J", "CS", "H", "W", "fh", "fw", "tiles", "span", "adding"]
+)
 def scatter(
     behind,
     x,
@@ -378,7 +374,7 @@ def scatter(
     fw,
     tiles,
     span,  # rows of a part of a weight's gradient
-    adding,  # programs that add these parts up
+    adding,  # rows of programs that add these parts up
     DOWN: tl.constexpr,
     ACROSS: tl.constexpr,
     ROWS_AT: tl.constexpr,
@@ -392,10 +388,9 @@ def scatter(
     FIXED: tl.constexpr,  # the front norm's statistics were given: x is not needed
 ):
     if tl.program_id(0) < adding:
-        if tl.program_id(1) == 0:
-            add_weights(
-                tl.program_id(0), weight_parts, weight_grads, N, C, C, J, span, DOWN, ACROSS, BLOCK
-            )
+        pid = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        if pid < 2 * len(DOWN) * ((C * J + BLOCK - 1) // BLOCK):
+            add_weights(pid, weight_parts, weight_grads, N, C, C, J, span, DOWN, ACROSS, BLOCK)
     else:
         _scatter_cells(
             tl.program_id(0) - adding, behind, x, grad_x, weights, pool_grads, norms, shares, sums,

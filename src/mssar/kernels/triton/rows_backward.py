@@ -102,7 +102,7 @@ def expand_backward(
 
 @triton.jit
 def _means(
-    tile, block, blocks, all_tiles, hidden_grads, hidden, hidden_lines, packed, normal, pool_grads,
+    tile, block, all_tiles, hidden_grads, hidden, hidden_lines, packed, normal, pool_grads,
     past, sums, vectors, parts, counters, N, C, J, CS, CXS, JS, DOWN: tl.constexpr,
     ACROSS: tl.constexpr, ROWS_AT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
     BK: tl.constexpr, NORM: tl.constexpr, PRECISION: tl.constexpr,
@@ -266,7 +266,7 @@ def reduce_backward(
     else:
         which = pid - seconds
         _means(
-            which // blocks, which % blocks, blocks, tiles, hidden_grads, hidden, hidden_lines,
+            which // blocks, which % blocks, tiles, hidden_grads, hidden, hidden_lines,
             packed, normal, pool_grads, past, sums, vectors, parts, counters, N, C, J, CS, CXS, JS,
             DOWN, ACROSS, ROWS_AT, BM, BC, BJ, NORM, PRECISION,
         )  # fmt: skip
