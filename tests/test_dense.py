@@ -1,5 +1,6 @@
-"""Dense steps that carry their main vector's sums along: as the modules have them."""
+"""Dense steps that carry their main vector's means along: as the modules have them."""
 
+import contextlib
 import copy
 import re
 
@@ -7,9 +8,10 @@ import pytest
 import torch
 from tails import DEVICE, LAYOUTS, Launched, apart, differentiated, keep_off_zero
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import mssar
-from mssar.kernels import fused, plan
+from mssar import fusible
 from mssar.networks.densenet import DenseBlock
 
 pytest.importorskip("triton")
@@ -18,68 +20,105 @@ pytestmark = pytest.mark.usefixtures("exact_products")
 SLACK = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 2e-3}
 
 
-def blocks(scales=(1, 2, 4), growth=6, inputs=10, steps=2):
+def blocks(scales=(1, 2, 4), growth=6, inputs=10, steps=2, package=mssar):
     """The same block with both back ends, with numbers as after some training."""
-
-    def layer(channels, context_channels, backend):
-        return mssar.MSSAR(channels, scales, context_channels=context_channels, backend=backend)
-
+    block = package.networks.densenet.DenseBlock
     made = []
     for backend in ("triton", "reference"):
 
-        def factory(channels, context_channels, backend=backend):
-            return layer(channels, context_channels, backend)
+        def layer(channels, context_channels, backend=backend):
+            options = {"context_channels": context_channels, "backend": backend}
+            return package.MSSAR(channels, scales, **options)
 
-        made.append(DenseBlock(steps, inputs, growth, factory, "multi").to(DEVICE))
+        made.append(block(steps, inputs, growth, layer, "multi").to(DEVICE))
     for module in made[0].modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.eps = 1e-2  # BN of a few values is well-conditioned then
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.3)
+            nn.init.normal_(module.running_mean, std=0.3)
             nn.init.uniform_(module.running_var, 0.5, 2.0)
     made[1].load_state_dict(made[0].state_dict())
-    for module in made[1].modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eps = 1e-2
+    for name, module in [*made[0].named_modules(), *made[1].named_modules()]:
+        if isinstance(module, nn.BatchNorm2d):  # BN of a few values is well-conditioned then
+            module.eps = 1e-2 if name.endswith("norm1") else 3e-2
     return made
 
 
-def inputs(size, channels=10, batch=6, layout="channels last"):
-    x = torch.randn(batch, channels, *size, device=DEVICE)
+def inputs(size, channels=10, batch=4, layout="channels last"):
+    x = torch.randn(batch, channels, *size, device=DEVICE) + 0.5
     return x.contiguous(memory_format=LAYOUTS[layout])
+
+
+def assert_alike(ours, theirs, x, slack=SLACK[torch.float32]):
+    """Outputs and gradients of everything, and what is left in running statistics."""
+    exact = copy.deepcopy(theirs).double()
+    with torch.no_grad():
+        probe = torch.randn_like(copy.deepcopy(theirs)(x))
+    expected = differentiated(exact, [x.double()], exact, probe.double())
+    found = differentiated(ours, [x], ours, probe)
+    plain = differentiated(theirs, [x], theirs, probe)
+    names = ["out", "x", *(name for name, _ in ours.named_parameters())]
+    for name, a, b, c in zip(names, found, plain, expected, strict=True):
+        assert apart(a, c) <= slack + 3 * apart(b, c), name
+    for name, buffer in ours.named_buffers():
+        torch.testing.assert_close(buffer, theirs.get_buffer(name), atol=2e-6, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize(
     ("size", "layout", "options"),
     [
         ((8, 8), "channels last", {}),
-        ((7, 9), "contiguous", {}),
-        ((4, 4), "channels last", {"growth": 12, "inputs": 10}),
-        ((5, 4), "channels last", {"scales": (1, 4)}),
+        ((7, 9), "contiguous", {"steps": 3}),
+        ((5, 4), "channels last", {"growth": 40, "inputs": 30, "steps": 3}),
+        ((4, 4), "channels last", {"growth": 12, "inputs": 24}),
+        ((3, 5), "contiguous", {"growth": 1, "inputs": 1, "scales": (1,)}),
+        ((8, 8), "channels last", {"scales": (1, 2)}),  # cells that are no scale's regions
+        ((7, 9), "channels last", {"scales": (2, 3)}),  # nor is one scale within the other
+        ((2, 3), "channels last", {}),  # two scales with the same regions
+        ((9, 8), "channels last", {"scales": (4, 1)}),
+        ((8, 8), "channels last", {"steps": 1}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("later", [True, False], ids=["few rows", "many rows"])
-def test_a_training_step_is_the_modules(size, layout, options, later, monkeypatch):
-    if not later:  # as if there were: the last program adds up statistics
-        monkeypatch.setattr(plan, "LATER", 0)
+def test_a_training_step_is_the_modules(size, layout, options):
     ours, theirs = blocks(**options)
-    x = inputs(size, layout=layout)
+    x = inputs(size, options.get("inputs", 10), layout=layout)
+    assert ours._fused(x)
+    assert_alike(ours, theirs, x)
+
+
+def test_a_cell_of_many_positions():
+    ours, theirs = blocks(growth=4, steps=2)
+    assert_alike(ours, theirs, inputs((34, 33), batch=2))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 5)], ids=str)
+def test_evaluation_has_gradients_too(size):
+    ours, theirs = (block.eval() for block in blocks())
+    assert_alike(ours, theirs, inputs(size))
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_evaluation_uses_running_statistics(batch):
+    ours, theirs = (block.eval() for block in blocks())
+    x = inputs((9, 8), batch=batch)
     with torch.no_grad():
-        probe = torch.randn_like(copy.deepcopy(theirs)(x))
-    exact = copy.deepcopy(theirs).double()
-    expected = differentiated(exact, [x.double()], exact, probe.double())
-    with Launched() as names:
-        found = differentiated(ours, [x], ours, probe)
-    assert names.count("dense_step") == 2
-    plain = differentiated(theirs, [x], theirs, probe)
-    wanted = ["out", "x", *(name for name, _ in ours.named_parameters())]
-    for name, a, b, c in zip(wanted, found, plain, expected, strict=True):
-        assert apart(a, c) <= SLACK[torch.float32] + 3 * apart(b, c), name
-    for name, buffer in ours.named_buffers():
-        torch.testing.assert_close(buffer, theirs.get_buffer(name), atol=2e-6, rtol=1e-5, msg=name)
+        expected = theirs(x)
+        torch.testing.assert_close(ours(x), expected, atol=2e-6, rtol=1e-5)
+        with Launched() as names:
+            found = ours(x)
+    assert names == ["region_means", "dense_step", "dense_step"]
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
 
 
+def test_some_layers_train_and_some_do_not():
+    ours, theirs = blocks()
+    for block in (ours, theirs):
+        block.steps[0].recalibrate.eval()
+    assert_alike(ours, theirs, inputs((8, 8)))
+
+
+@pytest.mark.usefixtures("rounded_halves")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_types_are_as_near_as_the_modules(dtype):
     ours, theirs = blocks()
@@ -102,63 +141,130 @@ def test_half_types_are_as_near_as_the_modules(dtype):
         assert apart(a, c) <= SLACK[dtype] + 3 * apart(b, c), kind
 
 
-@pytest.mark.parametrize("batch", [1, 5])
-def test_evaluation_uses_running_statistics(batch):
-    ours, theirs = (block.eval() for block in blocks())
-    x = inputs((9, 8), batch=batch)
-    with torch.no_grad(), Launched() as names:
-        found = ours(x)
-    assert names.count("dense_eval") == 2
-    with torch.no_grad():
-        torch.testing.assert_close(found, theirs(x), atol=2e-6, rtol=1e-5)
-
-
-def test_evaluation_with_gradients_takes_the_modules():
-    ours, theirs = (block.eval() for block in blocks())
-    x = inputs((8, 8)).requires_grad_()
+def test_ops_and_direct_calls_are_the_same():
+    ours, _ = blocks()
+    x, other = inputs((6, 5)), copy.deepcopy(ours)
+    probe = torch.randn(4, 22, 6, 5, device=DEVICE)
+    direct = differentiated(ours, [x], ours, probe)
     with Launched() as names:
-        found = torch.autograd.grad(ours(x).square().sum(), x)
-    assert not names
-    torch.testing.assert_close(found, torch.autograd.grad(theirs(x).square().sum(), x))
+        watched = differentiated(other, [x], other, probe)
+    forth = ["region_means", *["dense_step", "track"] * 2]
+    assert names == [*forth, *["dense_step_backward"] * 2, "region_means_backward"]
+    for a, b in zip([*direct, *ours.buffers()], [*watched, *other.buffers()], strict=True):
+        torch.testing.assert_close(a, b, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("size", [(8, 8), (7, 5)], ids=str)
-def test_sums_over_regions_and_back(size):
-    x = inputs(size).requires_grad_()
-    rows = torch.ops.mssar.region_sums(x, [1, 2, 4])
-    pieces = []
-    for scale in (4, 1, 2):  # the finest first, the others as they are given
-        regional = mssar.Regional(scale)
-        areas = regional.areas(size, x)
-        if areas is None:
-            h, w = regional.grid(size)
-            areas = size[0] * size[1] / (h * w)
-        pieces.append((regional.pool(x) * areas).permute(0, 2, 3, 1).flatten(0, 2))
-    expected = torch.cat(pieces)
-    torch.testing.assert_close(rows, expected, atol=1e-5, rtol=1e-5)
-    probe = torch.randn_like(rows)
-    (found,) = torch.autograd.grad(rows, x, probe)
-    (wanted,) = torch.autograd.grad(expected, x, probe)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("size", [(8, 8), (7, 5), (3, 2)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_means_over_cells_and_back(size, layout):
+    x = inputs(size, 5, layout=layout).requires_grad_()
+    cells = torch.ops.mssar.region_means(x, [1, 2])
+    expected = mssar.Regional(4).pool(x).permute(0, 2, 3, 1).flatten(0, 2)
+    assert cells.shape == (len(expected), 16)
+    torch.testing.assert_close(cells[:, :5], expected, atol=1e-6, rtol=1e-5)
+    assert not cells[:, 5:].any()
+    probe = torch.randn_like(cells)
+    (found,) = torch.autograd.grad(cells, x, probe)
+    (wanted,) = torch.autograd.grad(expected, x, probe[:, :5])
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+    assert found.stride() == x.stride()
+
+
+def test_means_are_carried_on():
+    ours, _ = blocks(steps=1, inputs=12)
+    x, layer = inputs((7, 6), 12), ours.steps[0].recalibrate
+    (bound,) = ours._fused(x)
+    cells = fusible.region_means(x, layer)
+    out, carried = fusible.dense_step(ours.steps[0].convolve(x), cells, bound, carry=True)
+    assert carried.shape == (4 * 16, 32)
+    torch.testing.assert_close(carried[:, :12], cells[:, :12], atol=0, rtol=0)
+    expected = mssar.Regional(4).pool(out).permute(0, 2, 3, 1).flatten(0, 2)
+    torch.testing.assert_close(carried[:, 12:18], expected, atol=1e-6, rtol=1e-5)
+    assert not carried[:, 18:].any()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["out", "means"])
+def test_one_of_two_results_is_used(which):
+    ours, _ = blocks(steps=1)
+    x, layer = inputs((6, 6)), ours.steps[0].recalibrate
+    new = inputs((6, 6), 6).requires_grad_()
+    grads = []
+    for mode in (contextlib.nullcontext(), Launched()):  # directly, and by the op
+        with mode:
+            (bound,) = ours._fused(x)
+            made = fusible.dense_step(new, fusible.region_means(x, layer), bound, carry=True)
+            grads.append(torch.autograd.grad(made[which].square().sum(), new)[0])
+    z = layer.importance(new, x).detach()
+    out = z * new
+    value = out if which == 0 else mssar.Regional(4).pool(out)
+    (expected,) = torch.autograd.grad(value.square().sum(), new)
+    for found in grads:
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, Launched])
+def test_no_second_derivatives(mode):
+    ours, _ = blocks(steps=1)
+    x = inputs((4, 4)).requires_grad_()
+
+    def twice():
+        (grad,) = torch.autograd.grad(ours(x).square().sum(), x, create_graph=True)
+        grad.sum().backward()
+
+    with mode(), pytest.raises(RuntimeError, match="no second derivatives"):
+        twice()
+
+
+# --- Which way a block goes
 
 
 def test_what_stands_in_the_way():
     x = inputs((8, 8))
-    ours, _ = blocks()
+    ours, theirs = blocks()
     assert ours._fused(x)
-    assert not blocks(scales=(1,))[0]._fused(x)  # no scale is as fine as the rows are
-    assert not ours._fused(inputs((2, 2)))  # two scales with the same regions
-    assert not ours._fused(inputs((8, 8), batch=1))  # BN of one value: the modules say so
+    assert not theirs._fused(x)
     handle = ours.steps[1].recalibrate.register_forward_hook(lambda *_: None)
-    assert not ours._fused(x)
+    assert not ours._fused(x)  # they are called
     handle.remove()
-    ours.steps[0].recalibrate.branches[0].norm1.eval()
+    ours.steps[1].recalibrate.backend = "auto"
     assert not ours._fused(x)
+    ours.steps[0].recalibrate.backend = "auto"
+    assert bool(ours._fused(x)) == x.is_cuda
+    assert not blocks(scales=(1,), growth=2)[1]._fused(x)
 
 
-@pytest.mark.parametrize("kind", ["", ".recalibrate", ".recalibrate.branches.1"])
+def test_asked_for_by_name_they_say_what_stands_in_the_way():
+    x = inputs((8, 8))
+    ours, _ = blocks()
+    with pytest.raises(ValueError, match="single value"):
+        ours(inputs((8, 8), batch=1))
+    with pytest.raises(ValueError, match=r"x is torch\.float16, the layer torch\.float32"):
+        ours(x.half())
+    ours.steps[0].recalibrate.branches[0].norm1.eval()
+    with pytest.raises(ValueError, match="norms train and others do not"):
+        ours(x)
+    ours, _ = blocks()
+    ours.steps[1].recalibrate.branches[2].norm2 = nn.InstanceNorm2d(6)
+    with pytest.raises(ValueError, match="InstanceNorm2d is no plain BatchNorm2d"):
+        ours(x)
+    with pytest.raises(ValueError, match="finer than 16×16"):
+        blocks(scales=(5, 7))[0](x)
+
+
+def test_sliding_windows_go_their_own_way():
+    def layer(channels, context_channels):
+        options = {"context_channels": context_channels, "backend": "triton"}
+        return mssar.MSSAR(channels, (1, 2), "sliding", **options)
+
+    block = DenseBlock(2, 4, 4, layer, "multi").to(DEVICE)
+    with Launched() as names:
+        block(inputs((5, 5), 4))
+    assert "dense_step" not in names
+
+
+@pytest.mark.parametrize("kind", ["", ".recalibrate"])
 def test_a_step_of_ones_own_is_called(kind):
-    """Or a layer, or a branch: a subclass may do anything, and here gives the square."""
+    """Or a layer: a subclass may do anything, and here gives the square."""
     ours, theirs = blocks()
     for net in (ours, theirs):
         module = net.get_submodule(f"steps.1{kind}")
@@ -172,37 +278,46 @@ def test_a_step_of_ones_own_is_called(kind):
     torch.testing.assert_close(found, theirs(x))
 
 
-def test_the_last_rows_are_not_made():
-    ours, _ = blocks(steps=1)
-    x = inputs((8, 8))
-    rows = fused.region_sums(x, ours.steps[0].recalibrate)
-    new = ours.steps[0].convolve(x)
-    _, carried = fused.step(new, rows, ours.steps[0].recalibrate, carry=True)
-    _, nothing = fused.step(new, rows, ours.steps[0].recalibrate, carry=False)
-    assert carried.shape == (rows.shape[0], 16)
-    assert nothing.numel() == 0
-    torch.testing.assert_close(carried[:, :10], rows, atol=0, rtol=0)
+# --- Compilers
 
 
-def test_ops_are_what_they_say():
+@pytest.fixture
+def filled():
+    """Memory that nothing was written to, such as lies between sections, is the same each time."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_ops_are_what_they_say(filled):
+    del filled
     ours, _ = blocks(steps=1, inputs=4)
-    x = torch.randn(4, 4, 5, 4, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(torch.ops.mssar.region_sums.default, (x, [1, 2, 4]))
-    branches = ours.steps[0].recalibrate.branches
-    params = [p for branch in branches for p in fused._parameters(branch)]
-    new = torch.randn(4, 6, 5, 4, device=DEVICE, requires_grad=True)
-    rows = torch.ops.mssar.region_sums(x, [1, 2, 4]).detach().requires_grad_()
-    arguments = (new, rows, params, [1, 2, 4], [0.0, 1e-2, 1e-2], True, "fp32")
-    torch.library.opcheck(torch.ops.mssar.dense_step.default, arguments)
+    x = torch.randn(3, 4, 5, 4, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(torch.ops.mssar.region_means.default, (x, [1, 2, 4]))
+    (bound,) = ours._fused(x)
+    new = torch.randn(3, 6, 5, 4, device=DEVICE, requires_grad=True)
+    cells = torch.ops.mssar.region_means(x, [1, 2, 4]).detach().requires_grad_()
+    for carry in (True, False):
+        arguments = (new, cells, bound.trained, [], carry, [1, 2, 4], [0.0, 1e-2, 1e-2], False)
+        torch.library.opcheck(torch.ops.mssar.dense_step.default, (*arguments, "ieee"))
 
 
 def test_compiled_whole(unchecked):
-    net = unchecked.create_model("densenet100", "mssar", backend="triton").block1.to(DEVICE)
-    net.steps = net.steps[:2]
-    x = inputs((4, 4), channels=24)
-    expected = net(x)
-    found = torch.compile(net, backend="aot_eager", fullgraph=True)(x)
-    torch.testing.assert_close(found, expected)
+    ours, theirs = blocks(package=unchecked)
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(ours, backend=graphs, fullgraph=True)
+    for batch in (3, 7):
+        x = inputs((4, 5), batch=batch).requires_grad_()
+        probe = torch.randn(batch, 22, 4, 5, device=DEVICE)
+        expected = differentiated(theirs, [x], theirs, probe)
+        torch._dynamo.mark_dynamic(x, 0)
+        y = compiled(x)
+        found = [y, *torch.autograd.grad(y, [x, *ours.parameters()], probe)]
+        for a, b in zip(found, expected, strict=True):
+            assert apart(a, b) <= 1e-4
+    assert graphs.frame_count == 1
+    for name, buffer in ours.named_buffers():
+        torch.testing.assert_close(buffer, theirs.get_buffer(name), atol=2e-6, rtol=1e-5, msg=name)
 
 
 @pytest.mark.gpu

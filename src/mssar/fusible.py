@@ -6,6 +6,7 @@ a printed network can say it too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain, repeat
 from operator import contains, is_, itemgetter
 from typing import Any, TypeAlias
@@ -19,6 +20,8 @@ from torch.autograd import forward_ad
 from mssar.branch import Branch, is_product
 from mssar.coordinates import Regional
 from mssar.kernels import AVAILABLE, chosen, exporting, products_in
+from mssar.kernels.dense import op as dense
+from mssar.kernels.dense.plan import Step, step_plan
 from mssar.kernels.grids import FINEST, finest
 from mssar.kernels.tail import op
 from mssar.kernels.tail.forward import Tracked
@@ -94,17 +97,18 @@ def tail(
 
     Where the kernels were asked for by name, that is an error which says why.
     """
-    if not chosen(layer.backend, x) or _mistaken(x, layer, norm):
+    if not chosen(layer.backend, x) or _mistaken(x, layer, norm, layer.channels):
         return None
-    traced = torch.compiler.is_compiling()
-    bound = _Bound.make(layer, norm) if traced else _bound(layer, norm)
+    bound = _bound(layer, norm)
     if isinstance(bound, str):
         return _declined(layer, bound)
+    if bound.context:
+        return _declined(layer, "its weights come from another map")
     if op.watched(x):
         return _traced(x, layer, bound, shortcut, activation)
     if (reason := _transformed()) is not None:
         return _declined(layer, reason)
-    plan = bound.plan(x, layer, shortcut, activation)
+    plan = bound.plan(x, shortcut, activation)
     if isinstance(plan, str):
         return _declined(layer, plan)
     group = None
@@ -118,14 +122,58 @@ def tail(
 def _traced(
     x: Tensor, layer: Layer, bound: _Bound, shortcut: Tensor | None, activation: str | None
 ) -> Tensor | None:
-    reason = None if torch.compiler.is_compiling() else _transformed()
-    reason = reason or _misfit(x, layer, bound, shortcut, activation)
-    if reason is None and bound.synchronised and _group(bound.moved) != (None, None):
-        reason = "a compiler, or a mode that looks on, does not see how norms are synchronised"
+    reason = _transformed() or _misfit(x, bound, shortcut, activation) or _unseen(bound)
     if reason is not None:
         return _declined(layer, reason)
     settings = bound.settings(activation, products_in(x))
     return op.traced(x, shortcut, bound.trained, bound.given, settings, bound.tracked)
+
+
+def carries(x: Tensor, layers: Sequence[Layer]) -> list[_Bound]:
+    """Bound to be dense steps that carry the means of their main vector along; none, where the
+    modules must do it. ``x`` is what they begin with.
+
+    Where the kernels were asked for by name, that is an error which says why.
+    """
+    seen = begin = layers[0].context_channels
+    if begin is None or not chosen(layers[0].backend, x):
+        return []
+    found = []
+    for layer in layers:
+        if layer.context_channels != seen or _mistaken(x, layer, None, begin):
+            return []
+        bound = _bound(layer, None)
+        if isinstance(bound, str):
+            reason: str | None = bound
+        else:
+            reason = _transformed() or _misfit(x, bound, None, None)
+            if reason is None and bound.synchronised:
+                reason = _unseen(bound) if op.watched(x) else _group(bound.moved)[1]
+            found.append(bound)
+        if reason is not None:
+            _declined(layer, reason)
+            return []
+        seen += layer.channels
+    return found
+
+
+def region_means(x: Tensor, layer: Layer) -> Tensor:
+    """The means of a map over cells, which the first of such steps begins with."""
+    return dense.means(x, layer.scales)
+
+
+def dense_step(x: Tensor, cells: Tensor, bound: _Bound, carry: bool) -> tuple[Tensor, Tensor]:
+    """``x`` recalibrated by what its main vector's means say, and these with ``x`` in them."""
+    if x.shape[1] != bound.channels:
+        raise ValueError(f"MSSAR was made for {bound.channels} channels; got {tuple(x.shape)}")
+    if op.watched(x):
+        settings = bound.settings(None, products_in(x))
+        return dense.traced(x, cells, bound.trained, bound.given, settings, bound.tracked, carry)
+    plan = bound.plan(x, None, None)
+    if not isinstance(plan, Step):
+        raise ValueError(f"a dense step cannot be taken: {plan}")
+    group = _group(bound.moved)[0] if bound.synchronised else None
+    return dense.eager(plan, x, cells, bound.trained, bound.tensors, bound.tracked, carry, group)
 
 
 class _Bound:
@@ -137,6 +185,8 @@ class _Bound:
         front = [] if norm is None else [norm]
         self.norm = norm
         self.scales: tuple[int, ...] = layer.scales
+        self.channels: int = layer.channels
+        self.context: int = layer.context_channels or 0
         self.fixed = norm is not None and not norm.training
         self.branches_fixed = not firsts[0].training
         self.eps = norm.eps if norm is not None else 0.0, firsts[0].eps, seconds[0].eps
@@ -205,9 +255,7 @@ class _Bound:
             and list(map(_STATE, self._norms)) == self._state
         )
 
-    def plan(
-        self, x: Tensor, layer: Layer, shortcut: Tensor | None, activation: str | None
-    ) -> Plan | str:
+    def plan(self, x: Tensor, shortcut: Tensor | None, activation: str | None) -> Plan | str:
         """For a call, or why it is not one for the kernels."""
         last, precision, device = is_last(x), products_in(x), x.device
         added = shortcut if shortcut is None else (shortcut.shape, shortcut.dtype, shortcut.device)
@@ -218,24 +266,24 @@ class _Bound:
         key = (x.shape, last, x.dtype, device, added, activation, precision, kinds, near, cast)
         found = self._plans.get(key)
         if found is None:
-            found = self._plans[key] = self._plan(x, layer, shortcut, activation, last, kinds)
+            found = self._plans[key] = self._plan(x, shortcut, activation, last, kinds)
         return found
 
     def _plan(
         self,
         x: Tensor,
-        layer: Layer,
         shortcut: Tensor | None,
         activation: str | None,
         last: bool,
         kinds: tuple[torch.dtype, ...],
     ) -> Plan | str:
-        reason = _misfit(x, layer, self, shortcut, activation)
+        reason = _misfit(x, self, shortcut, activation)
         if reason is not None:
             return reason
         hidden = self.trained[2 * (self.norm is not None)].shape[0]
-        shape = shape_of(x, hidden, shortcut is not None, kinds, last)
-        return plan(shape, self.settings(activation, products_in(x)))
+        shape = shape_of(x, hidden, shortcut is not None, kinds, last, self.context)
+        settings = self.settings(activation, products_in(x))
+        return step_plan(shape, settings) if self.context else plan(shape, settings)
 
 
 _VALUES = dict.values
@@ -245,7 +293,9 @@ _cache: WeakKeyDictionary[Layer, _Bound] = WeakKeyDictionary()
 
 
 def _bound(layer: Layer, norm: nn.Module | None) -> _Bound | str:
-    """That of the last call, if the modules are as they were."""
+    """That of the last call, if the modules are as they were. Compilers see to that themselves."""
+    if torch.compiler.is_compiling():
+        return _Bound.make(layer, norm)
     found = _cache.get(layer)
     if found is not None and found.current(norm):
         return found
@@ -262,9 +312,9 @@ def _declined(layer: Layer, reason: str) -> Tensor | None:
     return None
 
 
-def _mistaken(x: Tensor, layer: Layer, norm: Norm | None) -> bool:
+def _mistaken(x: Tensor, layer: Layer, norm: Norm | None, channels: int) -> bool:
     """Whether the modules refuse it as well: they say best why."""
-    if x.ndim != 4 or x.numel() == 0 or x.shape[1] != layer.channels:
+    if x.ndim != 4 or x.numel() == 0 or x.shape[1] != channels:
         return True
     n, _, h, w = x.shape
     if norm is not None and norm.training and n * h * w < 2 and _alone(norm):
@@ -283,12 +333,10 @@ def _alone(norm: Norm) -> bool:
 
 
 def _misfit(
-    x: Tensor, layer: Layer, bound: _Bound, shortcut: Tensor | None, activation: str | None
+    x: Tensor, bound: _Bound, shortcut: Tensor | None, activation: str | None
 ) -> str | None:
     """Why a call is not one for the kernels."""
     norm = bound.norm
-    if layer.context_channels is not None:
-        return "its weights come from another map"
     if activation not in ACTIVATIONS:
         return f"the activation is {activation!r}"
     _, c, height, width = x.shape
@@ -310,9 +358,17 @@ def _misfit(
 
 def _transformed() -> str | None:
     """What is asked for that only PyTorch's own ops know; they would drop it without a word."""
+    if torch.compiler.is_compiling():
+        return None
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "torch.func transforms it"
     return "forward derivatives are asked for" if forward_ad._current_level >= 0 else None
+
+
+def _unseen(bound: _Bound) -> str | None:
+    if not bound.synchronised or _group(bound.moved) == (None, None):
+        return None
+    return "a compiler, or a mode that looks on, does not see how norms are synchronised"
 
 
 def _group(norms: list[Norm]) -> tuple[Group | None, str | None]:

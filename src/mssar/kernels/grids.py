@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 FINEST = 16  # cells along an axis, at most
+Count: TypeAlias = Any  # an int, or to a tracer a torch.SymInt
 COARSEST = 4  # cells along an axis, at least: work for many programs, also where a scale is 1
 
 

@@ -8,12 +8,13 @@ new channels themselves (single-stage).
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mssar import fusible
 from mssar.layer import MSSAR
 from mssar.networks.classifier import Classifier, initialise
 from mssar.networks.recalibration import Recalibration, nothing, recalibrator
@@ -71,12 +72,33 @@ class DenseBlock(nn.Module):
         # Pools of a concatenation are the concatenated pools: carry them along, and pool only the
         # k new channels of a step, not all of the main vector again.
         sets = self._sets()
+        if sets is not None and (bound := self._fused(x)):
+            return self._carry(x, bound)
         pools = None if sets is None else sets.pool(x)
         for left, step in zip(reversed(range(len(self.steps))), self.steps, strict=True):
             new = step(x, pools)
             x = torch.cat((x, new), 1)
             if sets is not None and pools is not None and left:
                 pools = pools.extend(sets.pool(new))
+        return x
+
+    def _fused(self, x: Tensor) -> list[Any]:
+        """The steps' layers, bound to carry the pools if the kernels can; all are MSSAR."""
+        layers = [cast("MSSAR", step.recalibrate) for step in self.steps]
+        if len({layer.backend for layer in layers}) > 1 or layers[0].strategy != "regional":
+            return []
+        plain = all(type(step) is DenseStep for step in self.steps)  # no wrapper around it
+        plain = plain and all(type(layer) is MSSAR for layer in layers)
+        if not plain or any(fusible.hooked(m) for m in (*self.steps, *layers)):
+            return []  # they are called, as they are
+        return fusible.carries(x, layers)
+
+    def _carry(self, x: Float[Tensor, "N B H W"], bound: list[Any]) -> Float[Tensor, "N C H W"]:
+        steps = [cast("DenseStep", step) for step in self.steps]
+        cells = fusible.region_means(x, steps[0].recalibrate)
+        for step, its in zip(steps, bound, strict=True):
+            new, cells = fusible.dense_step(step.convolve(x), cells, its, its is not bound[-1])
+            x = torch.cat((x, new), 1)
         return x
 
     def _sets(self) -> Nested | Separate | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mssar.kernels.launch import pointer, where
-from mssar.kernels.tail.plan import FRONT, Plan
+from mssar.kernels.launch import Where, pointer, where
+from mssar.kernels.tail.plan import FRONT, Backward, Grads, Plan, Saved
 from mssar.kernels.tail.synchronise import Group
 
 
@@ -20,7 +20,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the shortcut, and of all parameters in one tensor (``split``)."""
     s, cut, fine = plan.settings, plan.cut["gather"], plan.grids.fine
-    n, c, j, cs, js, h, w = plan.n, plan.c, plan.j, plan.cs, plan.js, plan.height, plan.width
+    n, c, cs, js, h, w = plan.n, plan.c, plan.cs, plan.js, plan.height, plan.width
     grad_x = torch.empty_like(x)
     behind = grad if s.activation is None else torch.empty_like(x)
     flat = torch.empty(plan.grads.bytes // 4, dtype=torch.float32, device=x.device)
@@ -32,12 +32,38 @@ def backward(
         here, (n * cut.tiles, cut.blocks), pointer(grad), px if seen is None else pointer(seen), px,
         pbehind, own.cell_sums, kept.gates, kept.norms, n, c, cs, js, h, w, *fine, cut.tiles,
     )  # fmt: skip
+    from_gates(plan, here, own, kept, grads, saved, flat, scratch, group)
+    if group is not None and plan.batch_norm:
+        group.front_backward(plan, scratch)
+    cut = plan.cut["scatter"]
+    plan.scatter(
+        here, (plan.adding + n * cut.tiles, cut.blocks), pbehind, px, pointer(grad_x), own.weights,
+        own.pool_grads, kept.norms, kept.shares, own.sums, own.weight_parts, grads.weights,
+        n, c, plan.j, cs, h, w, *fine, cut.tiles, plan.span, plan.adding,
+    )  # fmt: skip
+    return grad_x, behind, flat
+
+
+def from_gates(
+    plan: Plan,
+    here: Where,
+    own: Backward,
+    kept: Saved,
+    grads: Grads,
+    saved: Tensor,
+    flat: Tensor,
+    scratch: Tensor,
+    group: Group | None,
+) -> None:
+    """From sums over cells to the gradients of regions' means, and parts of the weights'."""
+    s, fine = plan.settings, plan.grids.fine
+    n, c, j, cx, cs, cxs, js = plan.n, plan.c, plan.j, plan.cx, plan.cs, plan.cxs, plan.js
     plan.gates(
         here, (n, -(-cs // plan.together.channels)), own.cell_sums, kept.gates, kept.norms,
         own.weights, own.grads, own.sample_parts, n, cs, js, *fine,
     )  # fmt: skip
     plan.settle(
-        here, (-(-cs // FRONT), plan.levels + 1), own.sample_parts, kept.norms, kept.shares,
+        here, (-(-cs // FRONT), plan.levels + s.norm), own.sample_parts, kept.norms, kept.shares,
         own.past, own.lines, grads.vectors, n, c, cs, js,
     )  # fmt: skip
     if group is not None and not s.branches_fixed:
@@ -53,21 +79,18 @@ def backward(
         here, (plan.multiplying, 1), own.hidden_grads, kept.hidden, own.hidden_lines,
         own.gate_grads, kept.reduces, kept.norms, kept.normal, own.pool_grads, own.past, own.sums,
         grads.vectors, own.weight_parts, own.parts, kept.counters,
-        n, c, j, c, cs, cs, js, plan.span, plan.row_tiles, plan.spans,
+        n, c, j, cx, cs, cxs, js, plan.span, plan.row_tiles, plan.spans,
     )  # fmt: skip
-    if group is not None and plan.batch_norm:
-        group.front_backward(plan, scratch)
-    cut = plan.cut["scatter"]
-    plan.scatter(
-        here, (plan.adding + n * cut.tiles, cut.blocks), pbehind, px, pointer(grad_x), own.weights,
-        own.pool_grads, kept.norms, kept.shares, own.sums, own.weight_parts, grads.weights,
-        n, c, j, cs, h, w, *fine, cut.tiles, plan.span, plan.adding,
-    )  # fmt: skip
-    return grad_x, behind, flat
 
 
 def split(
-    flat: Tensor, pieces: list[int], channels: int, hidden: int, levels: int, norm: bool
+    flat: Tensor,
+    pieces: list[int],
+    channels: int,
+    hidden: int,
+    levels: int,
+    norm: bool,
+    context: int = 0,
 ) -> list[Tensor]:
     """γ and β of the front norm if there is one; then of each scale Ω₁, γ, β, Ω₂, γ, β."""
     c, j = channels, hidden
@@ -76,7 +99,7 @@ def split(
     found = list(parts[:2]) if norm else []
     for k in range(levels):
         found += [
-            firsts[2 * levels + 1 + k].view(j, c, 1, 1), firsts[k], firsts[levels + k],
+            firsts[2 * levels + 1 + k].view(j, context or c, 1, 1), firsts[k], firsts[levels + k],
             firsts[3 * levels + 1 + k].view(c, j, 1, 1), parts[2 + k], parts[2 + levels + k],
         ]  # fmt: skip
     return found

@@ -8,8 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mssar.kernels.launch import pointer, pointers, where
-from mssar.kernels.tail.plan import FRONT, TRACKED, Plan, norms_layout, tracker
+from mssar.kernels.launch import Pointer, Where, pointer, pointers, where
+from mssar.kernels.tail.plan import (
+    FRONT,
+    TRACKED,
+    Forward,
+    Plan,
+    Saved,
+    norms_layout,
+    tracker,
+)
 from mssar.kernels.tail.synchronise import Group
 from mssar.kernels.tiling import padded
 
@@ -27,8 +35,8 @@ def forward(
     each scale Ω₁, γ, β, Ω₂, γ, β; and where their statistics are given, of each scale those of the
     hidden layer and those of the gates.
     """
-    s, grids, cut = plan.settings, plan.grids, plan.cut["sums"]
-    n, c, j, cs, js, h, w = plan.n, plan.c, plan.j, plan.cs, plan.js, plan.height, plan.width
+    grids, cut = plan.grids, plan.cut["sums"]
+    n, c, cs, js, h, w = plan.n, plan.c, plan.cs, plan.js, plan.height, plan.width
     out = torch.empty_like(x)
     memory = torch.empty(plan.saved.bytes, dtype=torch.uint8, device=x.device)
     scratch = torch.empty(plan.forward.bytes, dtype=torch.uint8, device=x.device)
@@ -38,11 +46,32 @@ def forward(
     if plan.same is not None:
         before = n * grids.rows_at[plan.same] * cs
         cells = own.rows[before:] if here.stream is None else own.rows + 4 * before
-    programs = n * cut.groups
     plan.sums(
-        here, (programs, cut.blocks), px, cells, own.parts, own.counts, kept.counters,
-        c, cs, h, w, *grids.fine, cut.tiles, cut.each, cut.groups, plan.counters,
+        here, (n * cut.groups, cut.blocks), px, cells, own.parts, own.counts,
+        c, cs, h, w, *grids.fine, cut.tiles, cut.each, cut.groups,
     )  # fmt: skip
+    to_gates(plan, here, cells, own, kept, memory, tensors, group)
+    cut = plan.cut["apply"]
+    plan.apply(
+        here, (n * cut.tiles, cut.blocks), px, px if shortcut is None else pointer(shortcut),
+        pointer(out), kept.gates, kept.norms, n, c, cs, js, h, w, *grids.fine, cut.tiles,
+    )  # fmt: skip
+    return out, memory
+
+
+def to_gates(
+    plan: Plan,
+    here: Where,
+    cells: Pointer,
+    own: Forward,
+    kept: Saved,
+    memory: Tensor,
+    tensors: Sequence[Tensor],
+    group: Group | None,
+) -> None:
+    """From the means over cells to gates; ``tensors`` as ``forward`` has them."""
+    s, fine, h, w = plan.settings, plan.grids.fine, plan.height, plan.width
+    n, c, j, cx, cs, cxs, js = plan.n, plan.c, plan.j, plan.cx, plan.cs, plan.cxs, plan.js
     at = pointers(tensors)
     front, at = at[: 4 * s.norm], at[4 * s.norm :]
     given: list[tuple[object, ...]] = [()] * 4
@@ -50,14 +79,15 @@ def forward(
         at, given = at[: 6 * plan.levels], [at[6 * plan.levels + i :: 4] for i in range(4)]
     plan.prepare(
         here, (plan.preparing, 1), own.parts, own.counts, cells, own.rows, kept.norms,
-        kept.shares, kept.reduces, front, *(at[i::6] for i in range(6)), *given,
-        n, c, j, c, cs, cs, js, h, w, *grids.fine, programs, -(-cs // FRONT), *s.eps,
+        kept.shares, kept.counters, kept.reduces, front, *(at[i::6] for i in range(6)), *given,
+        n, c, j, cx, cs, cxs, js, h, w, *fine, n * plan.cut["sums"].groups, -(-cs // FRONT),
+        plan.counters, *s.eps,
     )  # fmt: skip
     if group is not None and plan.batch_norm:
         group.front(plan, memory)
     plan.reduce(
         here, (plan.row_tiles, plan.j_tiles), own.rows, kept.reduces, kept.norms, kept.normal,
-        kept.hidden, own.parts, own.counts, kept.counters, n, j, cs, cs, js, s.eps[1],
+        kept.hidden, own.parts, own.counts, kept.counters, n, j, cs, cxs, js, s.eps[1],
     )  # fmt: skip
     if group is not None and not s.branches_fixed:
         group.hidden(plan, memory)
@@ -67,12 +97,6 @@ def forward(
     )  # fmt: skip
     if group is not None and not s.branches_fixed:
         group.gates(plan, memory)
-    cut = plan.cut["apply"]
-    plan.apply(
-        here, (n * cut.tiles, cut.blocks), px, px if shortcut is None else pointer(shortcut),
-        pointer(out), kept.gates, kept.norms, n, c, cs, js, h, w, *grids.fine, cut.tiles,
-    )  # fmt: skip
-    return out, memory
 
 
 class Tracked(NamedTuple):

@@ -58,10 +58,8 @@ def eager(
     plan.warm(forward=True, backward=needed)
     if needed:
         # Past a look at each argument for what a transform may have left: there is none here.
-        apply = super(torch.autograd.Function, _Tail).apply
-        made: Tensor = apply(  # type: ignore[no-untyped-call]
-            plan, tensors, tracked, group, x, shortcut, *trained
-        )
+        apply: Any = super(torch.autograd.Function, _Tail).apply
+        made: Tensor = apply(plan, tensors, tracked, group, x, shortcut, *trained)
         return made
     return _forward(plan, x, shortcut, tensors, tracked, group)[2]
 
@@ -80,8 +78,7 @@ def _forward(
     shortcut = None if shortcut is None else dense(shortcut, last)
     out, saved = forwards.forward(plan, x, shortcut, tensors, group)
     if tracked is not None:
-        forwards.track(saved, tracked, plan.c, plan.j, plan.levels, plan.batch_norm)
-        _changed(tracked)
+        moved(plan, saved, tracked)
     return x, shortcut, out, saved
 
 
@@ -108,8 +105,9 @@ def _plan(
     return plan(shape_of(x, hidden, shortcut, types, is_last(x)), settings), tensors
 
 
-def _changed(tracked: Tracked) -> None:
-    """Autograd must know: somebody may have kept them for a gradient."""
+def moved(plan: Plan, saved: Tensor, tracked: Tracked) -> None:
+    """Move running statistics. Autograd must know: somebody may have kept them for a gradient."""
+    forwards.track(saved, tracked, plan.c, plan.j, plan.levels, plan.batch_norm)
     if MANY_AT_ONCE:
         torch.autograd.graph.increment_version(tracked.means)
         torch.autograd.graph.increment_version(tracked.variances)
@@ -164,10 +162,11 @@ class _Tail(torch.autograd.Function):
             made[2], plan.pieces, plan.c, plan.j, plan.levels, plan.settings.norm
         )
         of_shortcut = made[1] if plan.shape.shortcut else None
-        return None, None, None, None, made[0], of_shortcut, *_typed(grads, ctx.types)
+        return None, None, None, None, made[0], of_shortcut, *typed(grads, ctx.types)
 
 
-def _typed(grads: list[Tensor], types: list[torch.dtype]) -> list[Tensor]:
+def typed(grads: list[Tensor], types: list[torch.dtype]) -> list[Tensor]:
+    """Gradients in their parameters' types."""
     return [
         g if kind is torch.float32 else g.to(kind) for g, kind in zip(grads, types, strict=True)
     ]
@@ -251,7 +250,7 @@ def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     grads = backwards.split(flat, pieces(levels, c, j), c, j, levels, ctx.how[3][0])
     of_shortcut = behind if ctx.shortcut else None
     nones = [None] * len(ctx.how)
-    return grad_x, of_shortcut, _typed(grads, ctx.types), [None] * ctx.given, *nones
+    return grad_x, of_shortcut, typed(grads, ctx.types), [None] * ctx.given, *nones
 
 
 def _compute_backward(
@@ -292,7 +291,7 @@ def _backward_shapes(
     return torch.empty_like(x), behind, x.new_empty(size, dtype=torch.float32)
 
 
-def _refuse(*_: Any) -> Any:
+def refuse(*_: Any) -> Any:
     raise RuntimeError(NO_SECOND)
 
 
@@ -327,7 +326,7 @@ register(
     f"bool shortcut, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
     _compute_backward,
     _backward_shapes,
-    backward=_refuse,
+    backward=refuse,
 )
 register(
     "track",

@@ -1,6 +1,7 @@
 """What follows from shapes, worked out once: kernels, grids and sections of memory.
 
-N batch, C channels, J hidden channels, L scales.
+N batch, C channels, J hidden channels, L scales. What regions' means are of has CX channels: C, but
+for a layer that looks at another map.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mssar.kernels.device import Device, device_of, interpreted
-from mssar.kernels.grids import Grids, grids, up_to
+from mssar.kernels.grids import Count, Grids, grids, up_to
 from mssar.kernels.launch import Kernel, Layout, Pointer, kernel, warm
 from mssar.kernels.tiling import (
     ROW_WARPS,
@@ -63,6 +64,7 @@ class Shape(NamedTuple):
     hidden: int
     shortcut: bool
     types: tuple[torch.dtype, ...]  # of the front norm's and the branches' tensors
+    context: int = 0  # CX, where weights come from another map
 
 
 class Saved(NamedTuple):
@@ -71,9 +73,9 @@ class Saved(NamedTuple):
     norms: Pointer  # a table each: the front one's, the hidden layers', the gates'
     shares: Pointer  # one by the values of a channel: in front, and a scale
     counters: Pointer
-    reduces: Pointer  # Ω₁ of all scales, rows CS apart
+    reduces: Pointer  # Ω₁ of all scales, rows CXS apart
     expands: Pointer  # Ω₂, rows JS apart
-    normal: Pointer  # rows × CS: means behind the front norm, but for γ and β
+    normal: Pointer  # rows × CXS: means behind the front norm, but for γ and β
     hidden: Pointer  # rows × JS: in front of their norm
     gates: Pointer  # rows × CS: in front of theirs
 
@@ -135,23 +137,26 @@ def norms_layout(levels: int, channels: int, hidden: int) -> Layout:
 
 
 def saved_bytes(
-    batch: int,
+    batch: Count,
     channels: int,
-    size: tuple[int, int],
+    size: tuple[Count, Count],
     hidden: int,
     scales: tuple[int, ...],
     dtype: torch.dtype,
-) -> int:
-    """Of what the gradient needs. The batch and the map's size may be symbolic."""
+    context: int = 0,
+) -> Count:
+    """Of what the gradient needs."""
     rows = batch * sum(min(k, size[0]) * min(k, size[1]) for k in scales)
     cs, js, levels = padded(channels), padded(hidden), len(scales)
-    numbers = levels * (hidden * cs + channels * js) + rows * (2 * cs + js)
+    cxs = padded(context or channels)
+    numbers = levels * (hidden * cxs + channels * js) + rows * (cs + cxs + js)
     return norms_layout(levels, channels, hidden).bytes + numbers * kept_type(dtype).itemsize
 
 
-def pieces(levels: int, c: int, j: int) -> list[int]:
+def pieces(levels: int, c: int, j: int, context: int = 0) -> list[int]:
     """Sizes of the parts of parameters' gradients: those of ``Grads``, with what pads them."""
-    vectors, hidden, weights = [c] * (2 + 2 * levels), [j] * (2 * levels), [j * c] * (2 * levels)
+    vectors, hidden = [c] * (2 + 2 * levels), [j] * (2 * levels)
+    weights = [j * (context or c)] * levels + [j * c] * levels
     sections = [[*some, -sum(some) % 8] for some in (vectors, hidden, weights)]
     return sections[0] + sections[1] + sections[2]
 
@@ -177,10 +182,11 @@ class Plan:
         self.n, self.c, self.height, self.width = shape.map
         self.j = shape.hidden
         self.levels = len(settings.scales)
-        self.cs, self.js = padded(self.c), padded(self.j)
+        self.cx = shape.context or self.c
+        self.cs, self.cxs, self.js = padded(self.c), padded(self.cx), padded(self.j)
         self.grids: Grids = grids((self.height, self.width), settings.scales)
         self.rows = self.n * self.grids.rows
-        self.same = self.grids.same
+        self.same = None if shape.context else self.grids.same
         self.fine = self.grids.fine
         self.kept_type = kept_type(shape.dtype)
         self.device = device or device_of(shape.device)
@@ -190,9 +196,12 @@ class Plan:
         }
         self.together: Samples = samples(self.grids)
         self.tiles: Products = products(self.c, self.j, self.kept_type, self.device)
+        wide = products(self.cx, self.j, self.kept_type, self.device)
+        self.wide: Products = wide._replace(rows=self.tiles.rows)
         self.row_tiles = self.grids.tiles(self.n, self.tiles.rows)
         self.j_tiles = up_to(self.j, self.tiles.hidden)
         self.c_tiles = up_to(self.c, self.tiles.channels)
+        self.x_tiles = up_to(self.cx, self.wide.channels)
         self.batch_norm = settings.norm and not settings.fixed
         self._warm = False, False  # forward, backward
         self._kernels()
@@ -219,33 +228,38 @@ class Plan:
 
     # Kernels
 
+    @property
+    def scales(self) -> dict[str, tuple[int, ...]]:
+        """As kernels take them."""
+        grid = self.grids
+        return {"DOWN": grid.down, "ACROSS": grid.across, "ROWS_AT": grid.rows_at}
+
+    def tile(self, name: str) -> dict[str, int]:
+        """Of a pass over maps."""
+        cut = self.cut[name]
+        return {
+            "CELLS": cut.cells, "BP": cut.positions, "UP": cut.up, "CT": cut.channels,
+            "BY": multiple(self.c),
+        }  # fmt: skip
+
     def _kernels(self) -> None:
         from mssar.kernels.triton import gates, maps, rows, rows_backward
 
         s, grid, dtype, kept = self.settings, self.grids, self.shape.dtype, self.kept_type
         precision, exact = ("ieee", "ieee") if interpreted() else (s.precision, "tf32x3")
-        scales = {"DOWN": grid.down, "ACROSS": grid.across, "ROWS_AT": grid.rows_at}
-        together = self.together
+        scales, tile, together = self.scales, self.tile, self.together
         inside = {
             "ROWS": grid.rows, "RB": together.rows, "QS": grid.cells, "QB": together.cells
         }  # fmt: skip
-
-        def tile(name: str) -> dict[str, int]:
-            cut = self.cut[name]
-            return {
-                "CELLS": cut.cells, "BP": cut.positions, "UP": cut.up, "CT": cut.channels,
-                "BY": multiple(self.c),
-            }  # fmt: skip
-
         last = {"LAST": self.shape.last}
         ends = {"SHORTCUT": self.shape.shortcut, "ACT": ACTIVATIONS[s.activation]}
-        t = self.tiles
+        t, wide = self.tiles, self.wide
         row = {"warps": ROW_WARPS, "stages": t.stages}
         self.sums: Kernel = kernel(
-            maps.sums, [dtype, NUMBER, NUMBER, NUMBER, torch.int32, *[int] * 10],
+            maps.sums, [dtype, NUMBER, NUMBER, NUMBER, *[int] * 9],
             {**tile("sums"), **last, "MOMENTS": self.batch_norm}, self.cut["sums"].warps,
         )  # fmt: skip
-        same = -1 if grid.same is None else grid.same
+        same = -1 if self.same is None else self.same
         self.coarse = self.levels > (same >= 0)  # means of regions that are not cells
         front, types = self.shape.types[: 4 * s.norm], self.shape.types[4 * s.norm :]
         per = [tuple(types[i::6]) for i in range(6)]
@@ -257,8 +271,8 @@ class Plan:
             running = [()] * 4
         self.prepare: Kernel = kernel(
             rows.prepare,
-            [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, kept, tuple(front), *per, *running,
-             *[int] * 13, float, float, float],
+            [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, torch.int32, kept, tuple(front), *per,
+             *running, *[int] * 14, float, float, float],
             {**scales, "SAME": same, **inside, "COARSE": self.coarse,
              "CT": together.wide, "EXACT": exact, "BC": FRONT, "BLOCK": PACKED,
              "NORM": s.norm, "FIXED": s.fixed, "BRANCHES_FIXED": s.branches_fixed}, ROW_WARPS,
@@ -267,7 +281,8 @@ class Plan:
         self.reduce: Kernel = kernel(
             rows.reduce,
             [NUMBER, kept, NUMBER, kept, kept, NUMBER, NUMBER, torch.int32, *[int] * 5, float],
-            {**scales, "BM": t.rows, "BJ": t.hidden, "BK": t.depth, "NORM": s.norm, **how}, **row,
+            {**scales, "BM": t.rows, "BJ": t.hidden, "BK": wide.depth, "NORM": s.norm, **how},
+            ROW_WARPS, wide.stages,
         )  # fmt: skip
         self.expand: Kernel = kernel(
             rows.expand,
@@ -306,8 +321,8 @@ class Plan:
             rows_backward.reduce_backward,
             [kept, kept, NUMBER, kept, kept, NUMBER, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER,
              NUMBER, torch.int32, *[int] * 10],
-            {**scales, "BM": t.rows, "BR": t.span_rows, "BC": t.channels, "BJ": t.hidden,
-             "NORM": s.norm, "PRECISION": precision}, ROW_WARPS, min(2, t.stages),
+            {**scales, "BM": t.rows, "BR": t.span_rows, "BC": wide.channels, "BJ": t.hidden,
+             "NORM": s.norm, "PRECISION": precision}, ROW_WARPS, min(2, wide.stages),
         )  # fmt: skip
         self.scatter: Kernel = kernel(
             maps.scatter,
@@ -320,55 +335,64 @@ class Plan:
 
     def _memory(self) -> None:
         n, c, j, cs, js, levels = self.n, self.c, self.j, self.cs, self.js, self.levels
+        cx, cxs, context = self.cx, self.cxs, self.shape.context
         kept, q = self.kept_type, self.n * self.grids.cells
         norms = norms_layout(levels, c, j)
         self.counters = norms.sections[2][1]
-        packed = [(kept, levels * j * cs), (kept, levels * c * js)]
-        rows = [(kept, self.rows * cs), (kept, self.rows * js), (kept, self.rows * cs)]
+        packed = [(kept, levels * j * cxs), (kept, levels * c * js)]
+        rows = [(kept, self.rows * cxs), (kept, self.rows * js), (kept, self.rows * cs)]
         self.saved = Layout(Saved, [*norms.sections, *packed, *rows])
         size, scales = (self.height, self.width), self.settings.scales
-        assert self.saved.bytes == saved_bytes(n, c, size, j, scales, self.shape.dtype)
+        assert self.saved.bytes == saved_bytes(n, c, size, j, scales, self.shape.dtype, context)
         programs = self.n * self.cut["sums"].groups
         tiles = self.row_tiles
         parts = 2 * max(programs * cs, tiles * max(js, cs))
         counts = max(programs, tiles * max(self.j_tiles, self.c_tiles))
-        cells = 0 if self.grids.same is not None else q * cs
+        cells = 0 if context or self.same is not None else q * cs
         self.forward = Layout(
-            Forward, [(NUMBER, self.rows * cs), (NUMBER, cells), (NUMBER, parts), (NUMBER, counts)]
+            Forward, [(NUMBER, self.rows * cxs), (NUMBER, cells), (NUMBER, parts), (NUMBER, counts)]
         )
-        self.span = span(self.rows, self.c_tiles * self.j_tiles)
+        self.span = span(self.rows, self.x_tiles * self.j_tiles)
         self.spans = self.grids.tiles(n, self.span)
         self.backward = Layout(
             Backward,
             [
                 (NUMBER, 2 * q * cs), (kept, q * cs), (kept, self.rows * cs),
-                (kept, self.rows * cs), (kept, self.rows * js), (kept, self.rows * cs),
+                (kept, self.rows * cs), (kept, self.rows * js), (kept, self.rows * cxs),
                 (NUMBER, 2 * (levels + 1) * n * cs), (NUMBER, 2 * tiles * max(js, cs)),
                 (NUMBER, 2 * cs), (NUMBER, 2 * cs), (NUMBER, 3 * levels * cs),
-                (NUMBER, 3 * levels * js), (NUMBER, 2 * self.spans * c * j),
+                (NUMBER, 3 * levels * js), (NUMBER, self.spans * (c + cx) * j),
             ],
         )  # fmt: skip
-        self.pieces = pieces(levels, c, j)
-        sizes = (2 + 2 * levels) * c, 2 * levels * j, 2 * levels * j * c
+        self.pieces = pieces(levels, c, j, context)
+        sizes = (2 + 2 * levels) * c, 2 * levels * j, levels * j * (c + cx)
         self.grads = Layout(Grads, [(NUMBER, size) for size in sizes])
         assert self.grads.bytes == sum(self.pieces) * NUMBER.itemsize
 
     @cached_property
     def preparing(self) -> int:
         """Programs of `prepare`."""
-        copied = up_to(self.j * self.cs, PACKED) + up_to(self.c * self.js, PACKED)
-        coarse = self.n * up_to(self.cs, self.together.wide) if self.coarse else 0
+        copied = up_to(self.j * self.cxs, PACKED) + up_to(self.c * self.js, PACKED)
+        coarse = self.n * up_to(self.cxs, self.together.wide) if self.coarse else 0
         return up_to(self.cs, FRONT) + self.levels * (1 + copied) + coarse
 
     @cached_property
     def adding(self) -> int:
-        """Rows of programs of `scatter` that add up parts of weights' gradients."""
-        return up_to(2 * self.levels * up_to(self.c * self.j, ADDED), self.cut["scatter"].blocks)
+        """Rows of programs of the last launch that add up parts of weights' gradients."""
+        blocks = up_to(self.cx * self.j, ADDED) + up_to(self.c * self.j, ADDED)
+        return up_to(self.levels * blocks, self.beside)
+
+    @property
+    def beside(self) -> int:
+        """Programs of such a row."""
+        return self.cut["scatter"].blocks
 
     @cached_property
     def multiplying(self) -> int:
         """Programs of `reduce_backward`."""
-        return self.c_tiles * (self.row_tiles + 2 * self.spans * self.j_tiles)
+        c_tiles = up_to(self.c, self.wide.channels)
+        weights = self.spans * self.j_tiles * (self.x_tiles + c_tiles)
+        return self.x_tiles * self.row_tiles + weights
 
 
 @lru_cache(maxsize=4096)
@@ -393,7 +417,12 @@ def dense(x: Tensor, last: bool) -> Tensor:
 
 
 def shape_of(
-    x: Tensor, hidden: int, shortcut: bool, types: tuple[torch.dtype, ...], last: bool
+    x: Tensor,
+    hidden: int,
+    shortcut: bool,
+    types: tuple[torch.dtype, ...],
+    last: bool,
+    context: int = 0,
 ) -> Shape:
     n, c, h, w = x.shape
-    return Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut, types)
+    return Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut, types, context)

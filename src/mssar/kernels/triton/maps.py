@@ -34,13 +34,12 @@ from mssar.kernels.triton.common import (
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2}
 
 
-@triton.jit(do_not_specialize=["C", "CS", "H", "W", "fh", "fw", "tiles", "each", "groups", "kept"])
+@triton.jit(do_not_specialize=["C", "CS", "H", "W", "fh", "fw", "tiles", "each", "groups"])
 def sums(
     x,
     rows,  # out: a sample's cells × CS, float32: their means
     parts,  # out, with MOMENTS: 2 × programs × CS: sums of x, squares about their mean
     counts,  # out, likewise: programs, how many values
-    counters,  # out: `kept` zeros
     C,
     CS,
     H,
@@ -50,7 +49,6 @@ def sums(
     tiles,  # of a sample
     each,  # tiles of a program
     groups,  # programs of a sample
-    kept,
     CELLS: tl.constexpr,
     BP: tl.constexpr,
     UP: tl.constexpr,
@@ -67,10 +65,6 @@ def sums(
     c = tl.program_id(1) * CT + tl.arange(0, CT)
     in_c = c < C
     x += n.to(tl.int64) * (H * W * C)
-    if (pid == 0) & (tl.program_id(1) == 0):
-        for start in range(0, kept, 256):
-            i = start + tl.arange(0, 256)
-            tl.store(counters + i, tl.zeros([256], tl.int32), i < kept)
     total = tl.zeros([CT], tl.float32)
     within = tl.zeros([CT], tl.float32)
     shift = tl.zeros([1, CT], tl.float32)

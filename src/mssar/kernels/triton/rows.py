@@ -120,7 +120,7 @@ def _coarse_means(
 
 @triton.jit(
     do_not_specialize=["N", "C", "J", "CX", "CS", "CXS", "JS", "H", "W", "fh", "fw", "programs",
-                       "fronts"],
+                       "fronts", "kept"],
     do_not_specialize_on_alignment=[
         "front", "reduces", "gammas", "betas", "expands", "gate_gammas", "gate_betas", "means",
         "variances", "gate_means", "gate_variances",
@@ -133,6 +133,7 @@ def prepare(
     rows,  # out: rows × CXS, float32: those of coarser regions
     norms,  # out: their tables
     shares,  # out: one by the values that a norm has a channel, the front one's and each scale's
+    counters,  # out: `kept` zeros
     packed,  # out: all scales' Ω₁, rows CXS apart, and Ω₂, rows JS apart
     front,  # with NORM: γ, β, and running mean and variance
     reduces,  # a scale: J × CX
@@ -158,6 +159,7 @@ def prepare(
     fw,
     programs,  # of `sums`
     fronts,  # of this kernel, that work out the front norm
+    kept,
     eps,
     hidden_eps,
     gate_eps,
@@ -201,6 +203,9 @@ def prepare(
         if pid == 0:
             total = (N * H * W).to(tl.float32)
             tl.store(shares, (1.0 / total) if (NORM and not FIXED) else (total * 0))
+            for begin in range(0, kept, 256):
+                i = begin + tl.arange(0, 256)
+                tl.store(counters + i, tl.zeros([256], tl.int32), i < kept)
     for level in tl.static_range(L):
         if pid == start + level:
             of_hidden = hidden_norm(norms, level, CS, JS)
