@@ -360,14 +360,16 @@ def test_a_batch_of_one_trains_where_every_norm_sees_more_values():
     assert launched(net, x) == TRAINED
 
 
-@pytest.mark.usefixtures("as_on_cuda", "unchecked")
-def test_a_shortcut_that_broadcasts_is_added_all_the_same():
-    x, shortcut, norm, ours = maps(), maps(4, 12, 1, 1), nn.BatchNorm2d(12).to(DEVICE), automatic()
-    tail = mssar.tail.__wrapped__ if hasattr(mssar.tail, "__wrapped__") else mssar.tail
-    assert launched(tail, x, norm, ours, x) == TRAINED
+def test_a_shortcut_that_broadcasts_is_added_all_the_same(unchecked, request):
+    request.getfixturevalue("as_on_cuda")  # of the copy that is in use
+    x, shortcut = maps(), maps(4, 12, 1, 1)
+    norm, ours = nn.BatchNorm2d(12).to(DEVICE), unchecked.MSSAR(12, (1, 2)).to(DEVICE)
     expected = (copy.deepcopy(ours)(copy.deepcopy(norm)(x)) + shortcut).relu()
-    assert launched(tail, x, copy.deepcopy(norm), copy.deepcopy(ours), shortcut) == TRAINED
-    assert_close(tail(x, norm, ours, shortcut), expected, rtol=1e-5, atol=1e-5)
+    with Launched() as names:
+        found = unchecked.tail(x, norm, ours, shortcut)
+    assert names == TRAINED, "MSSAR alone"
+    assert norm.num_batches_tracked == 1
+    assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_an_activation_that_is_not_there():
