@@ -1,16 +1,32 @@
-"""Every kernel compiles for a GPU, sizes included that a compiler takes for constants."""
+"""Every kernel compiles for GPUs, and the tool that compiles them finds what is wrong with code."""
 
 import ast
+import importlib.machinery
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-HERE = Path(__file__).parent
-KERNELS = Path(HERE.parent, "src/mssar/kernels")
+ROOT = Path(__file__).parents[1]
+TOOL = ROOT / "tools/compile-kernels"
+KERNELS = ROOT / "src/mssar/kernels"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("compile_kernels", str(TOOL))
+    module = importlib.util.module_from_spec(
+        importlib.util.spec_from_loader("compile_kernels", loader)
+    )
+    sys.dont_write_bytecode, usual = True, sys.dont_write_bytecode  # none beside the tool
+    loader.exec_module(module)
+    sys.dont_write_bytecode = usual
+    return module
 
 
 def is_jitted(node: ast.AST) -> bool:
@@ -29,36 +45,99 @@ def outside(node: ast.AST) -> Iterator[ast.AST]:
 
 def launched() -> set[str]:
     """The jitted functions that Python names: the others are called by these."""
-    trees = {path.stem: ast.parse(path.read_text()) for path in KERNELS.glob("*.py")}
-    jitted = {(stem, f.name) for stem, tree in trees.items() for f in tree.body if is_jitted(f)}
+    trees = [(path.stem, ast.parse(path.read_text())) for path in KERNELS.rglob("*.py")]
+    jitted = {(stem, f.name) for stem, tree in trees for f in tree.body if is_jitted(f)}
     found = set[tuple[str, str]]()
-    for tree in trees.values():
+    for _, tree in trees:
         nodes = list(outside(tree))
-        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-        known = {  # what stands for a module, or for a function of one
-            alias.asname or alias.name: ((node.module or "").rpartition(".")[2], alias.name)
-            for node in imports
+        known = {  # what stands for a module
+            alias.asname or alias.name: alias.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
         for node in nodes:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                _, module = known.get(node.value.id, ("", ""))
-                found.add((module, node.attr))
-            elif isinstance(node, ast.Name):
-                found.add(known.get(node.id, ("", "")))
+                found.add((known.get(node.value.id, ""), node.attr))
     return {name for _, name in found & jitted}
 
 
-def test_every_kernel_compiles(tmp_path):
-    pytest.importorskip("triton", minversion="3.4")
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, HERE / "compile_kernels.py"],
-        env=environment,
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, TOOL, *arguments],
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+
+
+def test_every_kernel_compiles():
+    pytest.importorskip("triton", minversion="3.4")
+    done = run("--quick", "--jobs", "2", "sm_80", "sm_90")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert {"means", "adjoint", "track", "gather"} <= launched()
-    assert launched() <= set(done.stdout.split())
+    for table in done.stdout.split("\n\n")[:2]:
+        assert launched() <= {line.split()[1] for line in table.splitlines() if ":" in line}
+
+
+def test_unknown_targets_are_one_line():
+    done = run("sm_70")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "'sm_70' is not known; there are sm_80" in done.stderr
+
+
+def sum_along(axis: int, lanes: str, layout: str = "#linear") -> str:
+    """As Triton writes it."""
+    return f"""
+#blocked = #ttg.blocked<{{sizePerThread = [1, 4], threadsPerWarp = [4, 8]}}>
+#linear = #ttg.linear<{{register = [[0, 1]], lane = [{lanes}], warp = [], block = []}}>
+  %1 = "tt.reduce"(%0) <{{axis = {axis} : i32}}> ({{
+  ^bb0(%arg0: f32, %arg1: f32):
+    %2 = arith.addf %arg0, %arg1 : f32
+    tt.reduce.return %2 : f32
+  }}) : (tensor<16x4xf32, {layout}>) -> tensor<4xf32, #ttg.slice<{{dim = 0, parent = #linear}}>>
+"""
+
+
+def test_sums_over_lanes_apart_are_found(tool):
+    apart = "[1, 0], [0, 2], [2, 0], [4, 0], [8, 0]"  # bits 0, 2, 3 and 4 of a lane's number
+    assert tool.sums_over_lanes_apart(sum_along(0, apart)) == [("0", "#linear")]
+    assert "lanes apart" in tool.objections(sum_along(0, apart), "")[0]
+    assert tool.objections(sum_along(1, apart), "") == []  # one lane is beside itself
+    beside = "[0, 2], [1, 0], [2, 0], [4, 0], [8, 0]"
+    assert tool.objections(sum_along(0, beside), "") == []
+    assert tool.objections(sum_along(0, apart, "#blocked"), "") == []
+
+
+def test_sums_of_slices_are_along_the_axes_that_are_left(tool):
+    lanes = "[1, 0, 0], [0, 1, 0], [2, 0, 0], [0, 2, 0], [0, 0, 1]"
+    sliced = "#ttg.slice<{dim = 0, parent = #linear}>"
+    assert tool.sums_over_lanes_apart(sum_along(0, lanes, sliced))  # axis 1 of the whole
+    assert not tool.sums_over_lanes_apart(sum_along(1, lanes, sliced))  # axis 2
+
+
+def test_sums_that_cannot_be_read_are_not_passed_over(tool):
+    with pytest.raises(AssertionError, match="in another way"):
+        tool.sums_over_lanes_apart('%1 = "tt.reduce"(%0) {axis = 0}')
+
+
+def test_packed_additions_are_found(tool):
+    assert "add.s16x2" in tool.objections("", "add.s16x2 \t%r1, %r2, -65537;")[0]
+    assert tool.objections("", "add.s32 %r1, %r2, 1;\nfma.rn.bf16x2 %r1, %r2, %r3, %r4;") == []
+
+
+def test_too_much_memory_is_found(tool):
+    assert "the GPU has 101376" in tool.excesses(101_377, 99 << 10, 0, 16)[0]
+    assert "17 bytes of stack" in tool.excesses(99 << 10, 99 << 10, 17, 16)[0]
+    assert tool.excesses(99 << 10, 99 << 10, 16, 16) == []
+    assert tool.excesses(0, 99 << 10, 1000, None) == []  # at an odd shape
+
+
+def test_every_variant_is_compiled_once_and_for_each_target(tool):
+    pytest.importorskip("triton", minversion="3.4")
+    limits = [device.shared >> 10 for device in tool.TARGETS.values()]
+    assert limits == [163, 99, 99, 227, 227, 99]
+    shapes = {case.shape for case in tool.cases(quick=False) if case.common}
+    assert shapes == {*tool.CIFAR, *tool.RESNET18, *tool.RESNEXT50}

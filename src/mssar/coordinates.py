@@ -105,14 +105,16 @@ class Regional:
         self, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C h w"]
     ) -> Float[Tensor, "N C H W"]:
         """``x * spread(z)``, without making the spread map where the regions are of one size."""
-        _require_grid(z, self.grid(size_of(x)), size_of(x))
+        size = size_of(x)
+        _require_grid(z, self.grid(size), size)
         return partition.combine(torch.mul, x, z)
 
     def add(
         self, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C h w"]
     ) -> Float[Tensor, "N C H W"]:
         """``x + spread(z)``, likewise."""
-        _require_grid(z, self.grid(size_of(x)), size_of(x))
+        size = size_of(x)
+        _require_grid(z, self.grid(size), size)
         return partition.combine(torch.add, x, z)
 
 

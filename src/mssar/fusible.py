@@ -6,8 +6,10 @@ a printed network can say it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from itertools import chain, repeat
+from operator import contains, is_, itemgetter
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -18,14 +20,15 @@ from mssar.branch import Branch, is_product
 from mssar.coordinates import Regional
 from mssar.kernels import AVAILABLE, chosen, exporting, products_in
 from mssar.kernels.grids import FINEST, finest
+from mssar.kernels.tail import op
 from mssar.kernels.tail.forward import Tracked
-from mssar.kernels.tail.op import run, watched
-from mssar.kernels.tail.plan import ACTIVATIONS, Settings
+from mssar.kernels.tail.plan import ACTIVATIONS, Plan, Settings, is_last, plan, shape_of
 from mssar.kernels.tail.synchronise import Group
 
 Layer: TypeAlias = Any  # MSSAR stands above this file
 Norm: TypeAlias = Any  # a BatchNorm2d, or a SyncBatchNorm
 LARGEST = 1 << 31  # numbers of a sample
+POSITIONS = 1 << 20
 
 
 def obstacle(layer: Layer, norm: nn.Module | None = None) -> str | None:
@@ -80,15 +83,6 @@ def hooked(module: nn.Module) -> bool:
     )
 
 
-class _Bound(NamedTuple):
-    """The modules' tensors, as the kernels take them."""
-
-    trained: list[Tensor]
-    given: list[Tensor]
-    norms: list[Norm]  # that the batch moves: in front, hidden layers', gates'
-    settings: Settings
-
-
 def tail(
     x: Tensor,
     layer: Layer,
@@ -102,22 +96,164 @@ def tail(
     """
     if not chosen(layer.backend, x) or _mistaken(x, layer, norm):
         return None
-    reason = obstacle(layer, norm) or _misfit(x, layer, norm, shortcut, activation)
+    traced = torch.compiler.is_compiling()
+    bound = _Bound.make(layer, norm) if traced else _bound(layer, norm)
+    if isinstance(bound, str):
+        return _declined(layer, bound)
+    if op.watched(x):
+        return _traced(x, layer, bound, shortcut, activation)
+    if (reason := _transformed()) is not None:
+        return _declined(layer, reason)
+    plan = bound.plan(x, layer, shortcut, activation)
+    if isinstance(plan, str):
+        return _declined(layer, plan)
+    group = None
+    if bound.synchronised:
+        group, reason = _group(bound.moved)
+        if reason is not None:
+            return _declined(layer, reason)
+    return op.eager(plan, x, shortcut, bound.trained, bound.tensors, bound.tracked, group)
+
+
+def _traced(
+    x: Tensor, layer: Layer, bound: _Bound, shortcut: Tensor | None, activation: str | None
+) -> Tensor | None:
+    reason = None if torch.compiler.is_compiling() else _transformed()
+    reason = reason or _misfit(x, layer, bound, shortcut, activation)
+    if reason is None and bound.synchronised and _group(bound.moved) != (None, None):
+        reason = "a compiler, or a mode that looks on, does not see how norms are synchronised"
     if reason is not None:
         return _declined(layer, reason)
-    bound = _bind(x, layer, norm, activation)
-    group, reason = _group(x, bound.norms)
-    if reason is not None:
-        return _declined(layer, reason)
-    tracked = None
-    if bound.norms:
-        tracked = Tracked(
-            [n.running_mean for n in bound.norms],
-            [n.running_var for n in bound.norms],
-            [n.num_batches_tracked for n in bound.norms],
-            [n.momentum for n in bound.norms],
+    settings = bound.settings(activation, products_in(x))
+    return op.traced(x, shortcut, bound.trained, bound.given, settings, bound.tracked)
+
+
+class _Bound:
+    """Modules' tensors, as the kernels take them; good until somebody changes the modules."""
+
+    def __init__(self, layer: Layer, norm: Norm | None) -> None:
+        branches = list(layer.branches)
+        firsts, seconds = [b.norm1 for b in branches], [b.norm2 for b in branches]
+        front = [] if norm is None else [norm]
+        self.norm = norm
+        self.scales: tuple[int, ...] = layer.scales
+        self.fixed = norm is not None and not norm.training
+        self.branches_fixed = not firsts[0].training
+        self.eps = norm.eps if norm is not None else 0.0, firsts[0].eps, seconds[0].eps
+        self.trained: list[Tensor] = [t for n in front for t in (n.weight, n.bias)]
+        for b in branches:
+            self.trained += [
+                b.reduce.weight, b.norm1.weight, b.norm1.bias,
+                b.expand.weight, b.norm2.weight, b.norm2.bias,
+            ]  # fmt: skip
+        given = [*front]
+        if self.branches_fixed:
+            given += [n for b in branches for n in (b.norm1, b.norm2)]
+        self.given: list[Tensor] = [t for n in given for t in (n.running_mean, n.running_var)]
+        self.tensors = op.in_order(self.trained, self.given, norm is not None)
+        self.moved: list[Norm] = [n for n in front if n.training]
+        if not self.branches_fixed:
+            self.moved += [*firsts, *seconds]
+        self.synchronised = any(type(n) is nn.SyncBatchNorm for n in self.moved)
+        self.tracked = None
+        if self.moved:
+            self.tracked = Tracked(
+                [n.running_mean for n in self.moved],
+                [n.running_var for n in self.moved],
+                [n.num_batches_tracked for n in self.moved],
+                [n.momentum for n in self.moved],
+            )
+
+    @classmethod
+    def make(cls, layer: Layer, norm: nn.Module | None) -> _Bound | str:
+        """For these modules, or why not."""
+        reason = obstacle(layer, norm)
+        return cls(layer, norm) if reason is None else reason
+
+    def settings(self, activation: str | None, precision: str) -> Settings:
+        return Settings(
+            self.scales, self.eps, activation, self.norm is not None, self.fixed,
+            self.branches_fixed, precision,
+        )  # fmt: skip
+
+    # To be asked at every call, what modules are is read from their dictionaries, at C's speed.
+
+    def watch(self, layer: Layer) -> None:
+        """Remember what the modules look like."""
+        branches = list(layer.branches)
+        parts = [m for b in branches for m in (b.reduce, b.norm1, b.expand, b.norm2)]
+        norms = [m for b in branches for m in (b.norm1, b.norm2)]
+        if self.norm is not None:
+            parts, norms = [self.norm, *parts], [self.norm, *norms]
+        self._dicts = [m.__dict__ for m in (*branches, *parts)]
+        self._hooks = [d[name] for d in self._dicts for name in HOOKS]
+        owners = [layer.branches._modules, *(b._modules for b in branches)]
+        owners += [m._parameters for m in parts] + [m._buffers for m in norms]
+        self._owners = owners
+        self._owned = list(chain.from_iterable(map(_VALUES, owners)))
+        self._norms = [m.__dict__ for m in norms]
+        self._state = list(map(_STATE, self._norms))
+        self._plans: dict[Any, Plan | str] = {}
+
+    def current(self, norm: nn.Module | None) -> bool:
+        """Whether the modules are as they were."""
+        return (
+            norm is self.norm
+            and not any(self._hooks)
+            and not any(map(contains, self._dicts, repeat("forward")))
+            and all(map(is_, chain.from_iterable(map(_VALUES, self._owners)), self._owned))
+            and list(map(_STATE, self._norms)) == self._state
         )
-    return run(x, shortcut, bound.trained, bound.given, bound.settings, tracked, group)
+
+    def plan(
+        self, x: Tensor, layer: Layer, shortcut: Tensor | None, activation: str | None
+    ) -> Plan | str:
+        """For a call, or why it is not one for the kernels."""
+        last, precision, device = is_last(x), products_in(x), x.device
+        added = shortcut if shortcut is None else (shortcut.shape, shortcut.dtype, shortcut.device)
+        kinds = tuple([t.dtype for t in self.tensors])
+        places = [t.get_device() for t in self.tensors]
+        near = places.count(places[0]), places[0]
+        cast = torch.is_autocast_enabled(device.type)
+        key = (x.shape, last, x.dtype, device, added, activation, precision, kinds, near, cast)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = self._plan(x, layer, shortcut, activation, last, kinds)
+        return found
+
+    def _plan(
+        self,
+        x: Tensor,
+        layer: Layer,
+        shortcut: Tensor | None,
+        activation: str | None,
+        last: bool,
+        kinds: tuple[torch.dtype, ...],
+    ) -> Plan | str:
+        reason = _misfit(x, layer, self, shortcut, activation)
+        if reason is not None:
+            return reason
+        hidden = self.trained[2 * (self.norm is not None)].shape[0]
+        shape = shape_of(x, hidden, shortcut is not None, kinds, last)
+        return plan(shape, self.settings(activation, products_in(x)))
+
+
+_VALUES = dict.values
+_STATE = itemgetter("training", "eps", "momentum")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_cache: WeakKeyDictionary[Layer, _Bound] = WeakKeyDictionary()
+
+
+def _bound(layer: Layer, norm: nn.Module | None) -> _Bound | str:
+    """That of the last call, if the modules are as they were."""
+    found = _cache.get(layer)
+    if found is not None and found.current(norm):
+        return found
+    made = _Bound.make(layer, norm)
+    if isinstance(made, _Bound):
+        made.watch(layer)
+        _cache[layer] = made
+    return made
 
 
 def _declined(layer: Layer, reason: str) -> Tensor | None:
@@ -147,32 +283,28 @@ def _alone(norm: Norm) -> bool:
 
 
 def _misfit(
-    x: Tensor, layer: Layer, norm: Norm | None, shortcut: Tensor | None, activation: str | None
+    x: Tensor, layer: Layer, bound: _Bound, shortcut: Tensor | None, activation: str | None
 ) -> str | None:
     """Why a call is not one for the kernels."""
-    if not torch.compiler.is_compiling() and (reason := _transformed()):
-        return reason
+    norm = bound.norm
     if layer.context_channels is not None:
         return "its weights come from another map"
     if activation not in ACTIVATIONS:
         return f"the activation is {activation!r}"
     _, c, height, width = x.shape
-    if c * height * width >= LARGEST:
-        return "a sample has more than 2³¹ numbers"
+    if c * height * width >= LARGEST or height * width >= POSITIONS:
+        return "a sample has 2³¹ numbers or more, or 2²⁰ positions"
     if norm is not None and norm.num_features != c:
         return f"the norm is for {norm.num_features} channels"
     if shortcut is not None and (
         shortcut.shape != x.shape or shortcut.dtype is not x.dtype or shortcut.device != x.device
     ):
         return "the shortcut differs in shape, type or device"
-    if norm is not None and norm.weight.device != x.device:
-        return "x and the norm are on different devices"
-    for branch in layer.branches:
-        for weight in (branch.reduce.weight, branch.expand.weight):
-            if weight.device != x.device:
-                return "x and the layer are on different devices"
-            if weight.dtype is not x.dtype and not torch.is_autocast_enabled(x.device.type):
-                return f"x is {x.dtype}, the layer {weight.dtype}"
+    device, dtype = x.device, bound.trained[-3].dtype  # an Ω₂'s
+    if any(t.device != device for t in bound.tensors):
+        return "x and the modules are on different devices"
+    if dtype is not x.dtype and not torch.is_autocast_enabled(device.type):
+        return f"x is {x.dtype}, the layer {dtype}"
     return None
 
 
@@ -183,38 +315,7 @@ def _transformed() -> str | None:
     return "forward derivatives are asked for" if forward_ad._current_level >= 0 else None
 
 
-def _bind(x: Tensor, layer: Layer, norm: Norm | None, activation: str | None) -> _Bound:
-    branches = list(layer.branches)
-    trained: list[Tensor] = []
-    given: list[Tensor] = []
-    front: list[Norm] = []
-    eps = 0.0
-    if norm is not None:
-        trained += [norm.weight, norm.bias]
-        given += [norm.running_mean, norm.running_var]
-        eps = norm.eps
-        if norm.training:
-            front = [norm]
-    firsts, seconds = [b.norm1 for b in branches], [b.norm2 for b in branches]
-    for branch, one, two in zip(branches, firsts, seconds, strict=True):
-        trained += [
-            branch.reduce.weight, one.weight, one.bias, branch.expand.weight, two.weight, two.bias,
-        ]  # fmt: skip
-    moved = front
-    fixed = not firsts[0].training
-    if fixed:
-        for one, two in zip(firsts, seconds, strict=True):
-            given += [one.running_mean, one.running_var, two.running_mean, two.running_var]
-    else:
-        moved = [*front, *firsts, *seconds]
-    settings = Settings(
-        layer.scales, (eps, firsts[0].eps, seconds[0].eps), activation, norm is not None,
-        norm is not None and not front, fixed, products_in(x),
-    )  # fmt: skip
-    return _Bound(trained, given, moved, settings)
-
-
-def _group(x: Tensor, norms: list[Norm]) -> tuple[Group | None, str | None]:
+def _group(norms: list[Norm]) -> tuple[Group | None, str | None]:
     """Who shares statistics, where norms are synchronised and there is somebody else."""
     synchronised = [n for n in norms if type(n) is nn.SyncBatchNorm]
     if not synchronised or not dist.is_available() or not dist.is_initialized():
@@ -224,8 +325,6 @@ def _group(x: Tensor, norms: list[Norm]) -> tuple[Group | None, str | None]:
         return None, "some norms are synchronised with others than the rest"
     if dist.get_world_size(next(iter(groups))) == 1:
         return None, None
-    if watched(x):
-        return None, "a compiler, or a mode that looks on, does not see how norms are synchronised"
     return Group(next(iter(groups))), None
 
 
@@ -245,9 +344,3 @@ def _unavailable(layer: Layer) -> str | None:
     if hooked(layer):
         return f"{type(layer).__name__} has hooks"
     return "exported" if exporting() else None
-
-
-def _norms(layer: Layer) -> Iterator[Norm]:
-    for branch in layer.branches:
-        yield branch.norm1
-        yield branch.norm2

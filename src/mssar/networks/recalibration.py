@@ -35,8 +35,9 @@ RECALIBRATIONS: dict[str, Recalibration] = {
     "mssar": MSSAR,
 }
 
+# What is computed; where there is anything, ``backend`` says by what.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "none": (),
-    "se": ("reduction", "backend"),
-    "mssar": ("scales", "strategy", "reduction", "backend"),
+    "se": ("reduction",),
+    "mssar": ("scales", "strategy", "reduction"),
 }

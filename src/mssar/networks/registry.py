@@ -101,4 +101,5 @@ def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
             f"recalibration is one of {', '.join(OPTIONS)}, or a callable from channels to a "
             f"module; got {recalibration!r}"
         )
-    return OPTIONS[recalibration]
+    taken = OPTIONS[recalibration]
+    return (*taken, "backend") if taken else ()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from mssar.kernels.launch import pointer, where
-from mssar.kernels.tail.plan import FRONT, Plan, grads_layout
+from mssar.kernels.tail.plan import FRONT, Plan
 from mssar.kernels.tail.synchronise import Group
 
 
@@ -21,7 +19,7 @@ def backward(
     group: Group | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the shortcut, and of all parameters in one tensor (``split``)."""
-    s, cut, fine = plan.settings, plan.cut, plan.grids.fine
+    s, cut, fine = plan.settings, plan.cut["gather"], plan.grids.fine
     n, c, j, cs, js, h, w = plan.n, plan.c, plan.j, plan.cs, plan.js, plan.height, plan.width
     grad_x = torch.empty_like(x)
     behind = grad if s.activation is None else torch.empty_like(x)
@@ -30,9 +28,8 @@ def backward(
     kept, own = plan.saved.place(saved), plan.backward.place(scratch)
     grads = plan.grads.place(flat)
     here, px, pbehind = where(x), pointer(x), pointer(behind)
-    programs = n * cut.tiles
     plan.gather(
-        here, (programs, cut.blocks), pointer(grad), px if seen is None else pointer(seen), px,
+        here, (n * cut.tiles, cut.blocks), pointer(grad), px if seen is None else pointer(seen), px,
         pbehind, own.cell_sums, kept.gates, kept.norms, n, c, cs, js, h, w, *fine, cut.tiles,
     )  # fmt: skip
     plan.gates(
@@ -60,35 +57,26 @@ def backward(
     )  # fmt: skip
     if group is not None and plan.batch_norm:
         group.front_backward(plan, scratch)
+    cut = plan.cut["scatter"]
     plan.scatter(
-        here, (plan.adding + programs, cut.blocks), pbehind, px, pointer(grad_x), own.weights,
+        here, (plan.adding + n * cut.tiles, cut.blocks), pbehind, px, pointer(grad_x), own.weights,
         own.pool_grads, kept.norms, kept.shares, own.sums, own.weight_parts, grads.weights,
         n, c, j, cs, h, w, *fine, cut.tiles, plan.span, plan.adding,
     )  # fmt: skip
     return grad_x, behind, flat
 
 
-def split(grads: Tensor, channels: int, hidden: int, levels: int, norm: bool) -> list[Tensor]:
+def split(
+    flat: Tensor, pieces: list[int], channels: int, hidden: int, levels: int, norm: bool
+) -> list[Tensor]:
     """γ and β of the front norm if there is one; then of each scale Ω₁, γ, β, Ω₂, γ, β."""
     c, j = channels, hidden
-    pieces = grads.split(_pieces(levels, c, j))
-    firsts = pieces[2 + 2 * levels + 1 :]  # a piece between sections, of what pads them
-    found = list(pieces[:2]) if norm else []
+    parts = torch.split_with_sizes(flat, pieces)
+    firsts = parts[2 + 2 * levels + 1 :]  # a piece between sections, of what pads them
+    found = list(parts[:2]) if norm else []
     for k in range(levels):
         found += [
             firsts[2 * levels + 1 + k].view(j, c, 1, 1), firsts[k], firsts[levels + k],
-            firsts[3 * levels + 1 + k].view(c, j, 1, 1), pieces[2 + k], pieces[2 + levels + k],
+            firsts[3 * levels + 1 + k].view(c, j, 1, 1), parts[2 + k], parts[2 + levels + k],
         ]  # fmt: skip
     return found
-
-
-@lru_cache(maxsize=1024)
-def _pieces(levels: int, c: int, j: int) -> list[int]:
-    """Numbers of the parts of that tensor."""
-    layout = grads_layout(levels, c, j)
-    _, second, third = (at // 4 for at in layout.offsets)
-    first = [c] * (2 + 2 * levels)
-    hidden, weights = [j] * (2 * levels), [j * c] * (2 * levels)
-    pads = second - sum(first), third - second - sum(hidden)
-    total = [*first, pads[0], *hidden, pads[1], *weights]
-    return [*total, layout.bytes // 4 - sum(total)]

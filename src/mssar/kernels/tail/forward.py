@@ -27,7 +27,7 @@ def forward(
     each scale Ω₁, γ, β, Ω₂, γ, β; and where their statistics are given, of each scale those of the
     hidden layer and those of the gates.
     """
-    s, grids, cut = plan.settings, plan.grids, plan.cut
+    s, grids, cut = plan.settings, plan.grids, plan.cut["sums"]
     n, c, j, cs, js, h, w = plan.n, plan.c, plan.j, plan.cs, plan.js, plan.height, plan.width
     out = torch.empty_like(x)
     memory = torch.empty(plan.saved.bytes, dtype=torch.uint8, device=x.device)
@@ -35,8 +35,8 @@ def forward(
     kept, own = plan.saved.place(memory), plan.forward.place(scratch)
     here, px = where(x), pointer(x)
     cells = own.cells
-    if grids.same is not None:
-        before = n * grids.rows_at[grids.same] * cs
+    if plan.same is not None:
+        before = n * grids.rows_at[plan.same] * cs
         cells = own.rows[before:] if here.stream is None else own.rows + 4 * before
     programs = n * cut.groups
     plan.sums(
@@ -67,6 +67,7 @@ def forward(
     )  # fmt: skip
     if group is not None and not s.branches_fixed:
         group.gates(plan, memory)
+    cut = plan.cut["apply"]
     plan.apply(
         here, (n * cut.tiles, cut.blocks), px, px if shortcut is None else pointer(shortcut),
         pointer(out), kept.gates, kept.norms, n, c, cs, js, h, w, *grids.fine, cut.tiles,

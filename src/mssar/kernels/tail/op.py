@@ -1,7 +1,7 @@
 """The tail as a torch op, and as a function of autograd's for eager calls.
 
-``torch.ops.mssar.tail`` is what compilers see; ``run`` takes the shorter way where nobody looks on.
-Both lead to the same launches.
+``torch.ops.mssar.tail`` is what compilers see (``traced``); ``eager`` takes the shorter way where
+nobody looks on. Both lead to the same launches.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mssar.kernels.tail.plan import (
     Plan,
     Settings,
     dense,
-    grads_layout,
     is_last,
+    pieces,
     plan,
     saved_bytes,
     shape_of,
@@ -33,60 +33,54 @@ NO_SECOND = (
 )
 
 
-def run(
+def eager(
+    plan: Plan,
     x: Tensor,
     shortcut: Tensor | None,
-    trained: list[Tensor],
-    given: list[Tensor],
-    settings: Settings,
+    trained: Sequence[Tensor],
+    tensors: Sequence[Tensor],
     tracked: Tracked | None,
     group: Group | None = None,
 ) -> Tensor:
-    """act(MS-SAR(norm(x)) + shortcut).
+    """act(MS-SAR(norm(x)) + shortcut), at once.
 
     ``trained`` are γ and β of the front norm, if there is one, and of each scale Ω₁, γ, β, Ω₂, γ,
-    β. ``given`` are the front norm's running mean and variance, and where the branches' statistics
-    are given, of each scale the running mean and variance of the hidden layer and of the gates.
+    β; ``tensors`` are these and the given statistics (``in_order``).
     """
-    if watched(x):
-        assert group is None
-        return _by_op(x, shortcut, trained, given, settings, tracked)
-    last = is_last(x)
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(x):
+            return eager(plan, x, shortcut, trained, tensors, tracked, group)
     needed = torch.is_grad_enabled() and (
         x.requires_grad
         or (shortcut is not None and shortcut.requires_grad)
         or any(t.requires_grad for t in trained)
     )
-    found = _plan(x, shortcut, trained, given, settings, last)
-    if x.is_cuda and x.get_device() != torch.cuda.current_device():
-        with torch.cuda.device_of(x):
-            return _directly(found, x, shortcut, trained, given, tracked, group, last, needed)
-    return _directly(found, x, shortcut, trained, given, tracked, group, last, needed)
+    plan.warm(forward=True, backward=needed)
+    if needed:
+        # Past a look at each argument for what a transform may have left: there is none here.
+        apply = super(torch.autograd.Function, _Tail).apply
+        made: Tensor = apply(plan, tensors, tracked, group, x, shortcut, *trained)
+        return made
+    return _forward(plan, x, shortcut, tensors, tracked, group)[2]
 
 
-def _directly(
-    found: Plan,
+def _forward(
+    plan: Plan,
     x: Tensor,
     shortcut: Tensor | None,
-    trained: list[Tensor],
-    given: list[Tensor],
+    tensors: Sequence[Tensor],
     tracked: Tracked | None,
     group: Group | None,
-    last: bool,
-    needed: bool,
-) -> Tensor:
-    found.warm(needed)
-    if needed:
-        made: Tensor = _Tail.apply(  # type: ignore[no-untyped-call]
-            found, given, tracked, group, last, x, shortcut, *trained
-        )
-        return made
-    laid = None if shortcut is None else dense(shortcut, last)
-    tensors = _in_order(trained, given, found.settings.norm)
-    out, saved = forwards.forward(found, dense(x, last), laid, tensors, group)
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """x and the shortcut as they were taken, the output, and what the gradient needs."""
+    last = plan.shape.last
+    x = dense(x, last)
+    shortcut = None if shortcut is None else dense(shortcut, last)
+    out, saved = forwards.forward(plan, x, shortcut, tensors, group)
     if tracked is not None:
-        _track(found, saved, tracked)
-    return out
+        forwards.track(saved, tracked, plan.c, plan.j, plan.levels, plan.batch_norm)
+        _changed(tracked)
+    return x, shortcut, out, saved
 
 
 def watched(x: Tensor) -> bool:
@@ -96,56 +90,60 @@ def watched(x: Tensor) -> bool:
     return bool(torch._C._len_torch_dispatch_stack())
 
 
-def _plan(
-    x: Tensor,
-    shortcut: Tensor | None,
-    trained: list[Tensor],
-    given: list[Tensor],
-    settings: Settings,
-    last: bool,
-) -> Plan:
-    hidden = trained[2 * settings.norm].shape[0]
-    tensors = _in_order(trained, given, settings.norm)
-    return plan(shape_of(x, hidden, shortcut is not None, tensors, last), settings)
-
-
-def _in_order(trained: Sequence[Tensor], given: Sequence[Tensor], norm: bool) -> list[Tensor]:
+def in_order(trained: Sequence[Tensor], given: Sequence[Tensor], norm: bool) -> list[Tensor]:
     """γ, β, mean and variance in front; the branches' parameters; their given statistics."""
     if not norm:
         return [*trained, *given]
     return [*trained[:2], *given[:2], *trained[2:], *given[2:]]
 
 
-def _track(found: Plan, saved: Tensor, tracked: Tracked) -> None:
-    forwards.track(saved, tracked, found.c, found.j, found.levels, found.batch_norm)
-    for tensors in (tracked.means, tracked.variances, tracked.seen):
-        for t in tensors:
-            torch.autograd.graph.increment_version(t)
+def _plan(
+    x: Tensor, shortcut: bool, trained: list[Tensor], given: list[Tensor], settings: Settings
+) -> tuple[Plan, list[Tensor]]:
+    tensors = in_order(trained, given, settings.norm)
+    hidden = trained[2 * settings.norm].shape[0]
+    types = tuple([t.dtype for t in tensors])
+    return plan(shape_of(x, hidden, shortcut, types, is_last(x)), settings), tensors
+
+
+def _changed(tracked: Tracked) -> None:
+    """Autograd must know: somebody may have kept them for a gradient."""
+    if MANY_AT_ONCE:
+        torch.autograd.graph.increment_version(tracked.means)
+        torch.autograd.graph.increment_version(tracked.variances)
+        return
+    for t in (*tracked.means, *tracked.variances):
+        torch.autograd.graph.increment_version(t)
+
+
+def _many_at_once() -> bool:
+    try:
+        torch.autograd.graph.increment_version([torch.empty(0)])
+    except (TypeError, RuntimeError):  # earlier than torch 2.7
+        return False
+    return True
+
+
+MANY_AT_ONCE = _many_at_once()
 
 
 class _Tail(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        found: Plan,
-        given: list[Tensor],
+        plan: Plan,
+        tensors: Sequence[Tensor],
         tracked: Tracked | None,
         group: Group | None,
-        last: bool,
         x: Tensor,
         shortcut: Tensor | None,
         *trained: Tensor,
     ) -> Tensor:
-        x = dense(x, last)
-        if shortcut is not None:
-            shortcut = dense(shortcut, last)
-        tensors = _in_order(trained, given, found.settings.norm)
-        out, saved = forwards.forward(found, x, shortcut, tensors, group)
-        if tracked is not None:
-            _track(found, saved, tracked)
-        seen = {"relu": out, "silu": shortcut}.get(str(found.settings.activation))
+        x, shortcut, out, saved = _forward(plan, x, shortcut, tensors, tracked, group)
+        kind = plan.settings.activation
+        seen = out if kind == "relu" else shortcut if kind == "silu" else None
         ctx.save_for_backward(x, seen, saved)
-        ctx.found, ctx.group, ctx.types = found, group, [t.dtype for t in trained]
+        ctx.plan, ctx.group, ctx.types = plan, group, [t.dtype for t in trained]
         return out
 
     @staticmethod
@@ -153,18 +151,18 @@ class _Tail(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(NO_SECOND)
         x, seen, saved = ctx.saved_tensors
-        found: Plan = ctx.found
-        grad = dense(grad, found.shape.last)
+        plan: Plan = ctx.plan
+        grad = dense(grad, plan.shape.last)
         if x.is_cuda and x.get_device() != torch.cuda.current_device():
             with torch.cuda.device_of(x):
-                made = backwards.backward(found, grad, x, seen, saved, ctx.group)
+                made = backwards.backward(plan, grad, x, seen, saved, ctx.group)
         else:
-            made = backwards.backward(found, grad, x, seen, saved, ctx.group)
-        norm = found.settings.norm
-        grads = backwards.split(made[2], found.c, found.j, found.levels, norm)
-        grads = _typed(grads, ctx.types)
-        of_shortcut = made[1] if found.shape.shortcut else None
-        return None, None, None, None, None, made[0], of_shortcut, *grads
+            made = backwards.backward(plan, grad, x, seen, saved, ctx.group)
+        grads = backwards.split(
+            made[2], plan.pieces, plan.c, plan.j, plan.levels, plan.settings.norm
+        )
+        of_shortcut = made[1] if plan.shape.shortcut else None
+        return None, None, None, None, made[0], of_shortcut, *_typed(grads, ctx.types)
 
 
 def _typed(grads: list[Tensor], types: list[torch.dtype]) -> list[Tensor]:
@@ -176,7 +174,7 @@ def _typed(grads: list[Tensor], types: list[torch.dtype]) -> list[Tensor]:
 # As an op. Settings travel as numbers.
 
 
-def _by_op(
+def traced(
     x: Tensor,
     shortcut: Tensor | None,
     trained: list[Tensor],
@@ -184,12 +182,11 @@ def _by_op(
     settings: Settings,
     tracked: Tracked | None,
 ) -> Tensor:
+    """The same as :func:`eager`, by an op that compilers and modes see."""
     s = settings
     flags = [s.norm, s.fixed, s.branches_fixed]
-    out, saved = torch.ops.mssar.tail(
-        x, shortcut, trained, given, list(s.scales), list(s.eps), s.activation or "", flags,
-        s.precision,
-    )  # fmt: skip
+    how = (list(s.scales), list(s.eps), s.activation or "", flags, s.precision)
+    out, saved = torch.ops.mssar.tail(x, shortcut, trained, given, *how)
     if tracked is not None:
         torch.ops.mssar.track(
             saved, list(tracked.means), list(tracked.variances), list(tracked.seen),
@@ -216,13 +213,10 @@ def _compute(
     x: Tensor, shortcut: Tensor | None, trained: list[Tensor], given: list[Tensor], *how: Any
 ) -> tuple[Tensor, Tensor]:
     settings = _settings(*how)
-    last = is_last(x)
     with torch.cuda.device_of(x):
-        found = _plan(x, shortcut, trained, given, settings, last)
-        found.warm(False)
-        laid = None if shortcut is None else dense(shortcut, last)
-        tensors = _in_order(trained, given, settings.norm)
-        return forwards.forward(found, dense(x, last), laid, tensors)
+        found, tensors = _plan(x, shortcut is not None, trained, given, settings)
+        found.warm(forward=True, backward=False)
+        return _forward(found, x, shortcut, tensors, None, None)[2:]
 
 
 def _shapes(
@@ -239,24 +233,23 @@ def _shapes(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, shortcut, trained, given, *how = inputs
     out, saved = output
-    seen = {"relu": out, "silu": shortcut}.get(how[2])
+    seen = out if how[2] == "relu" else shortcut if how[2] == "silu" else None
     ctx.mark_non_differentiable(saved)
-    ctx.save_for_backward(x, seen, saved, *trained, *given)
-    ctx.how, ctx.count, ctx.shortcut = how, len(trained), shortcut is not None
+    ctx.save_for_backward(x, seen, saved)
+    ctx.how, ctx.given, ctx.shortcut = how, len(given), shortcut is not None
+    ctx.types, ctx.hidden = [t.dtype for t in trained], trained[2 * how[3][0]].shape[0]
 
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, seen, saved, *tensors = ctx.saved_tensors
-    trained, given = tensors[: ctx.count], tensors[ctx.count :]
+    x, seen, saved = ctx.saved_tensors
     grad_x, behind, flat = torch.ops.mssar.tail_backward(
-        grad, x, seen, saved, trained, given, ctx.shortcut, *ctx.how
+        grad, x, seen, saved, ctx.hidden, ctx.shortcut, *ctx.how
     )
-    norm = ctx.how[3][0]
-    hidden = trained[2 * norm].shape[0]
-    grads = backwards.split(flat, x.shape[1], hidden, len(ctx.how[0]), norm)
-    grads = _typed(grads, [t.dtype for t in trained])
+    c, j, levels = x.shape[1], ctx.hidden, len(ctx.how[0])
+    grads = backwards.split(flat, pieces(levels, c, j), c, j, levels, ctx.how[3][0])
+    of_shortcut = behind if ctx.shortcut else None
     nones = [None] * len(ctx.how)
-    return grad_x, (behind if ctx.shortcut else None), grads, [None] * len(given), *nones
+    return grad_x, of_shortcut, _typed(grads, ctx.types), [None] * ctx.given, *nones
 
 
 def _compute_backward(
@@ -264,18 +257,17 @@ def _compute_backward(
     x: Tensor,
     seen: Tensor | None,
     saved: Tensor,
-    trained: list[Tensor],
-    given: list[Tensor],
+    hidden: int,
     shortcut: bool,
     *how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings = _settings(*how)
-    last = is_last(x)
     with torch.cuda.device_of(x):
-        found = _plan(x, x if shortcut else None, trained, given, settings, last)
-        found.warm(True)
-        x, grad = dense(x, last), dense(grad, last)
-        seen = None if seen is None else dense(seen, last)
+        types = (torch.float32,) * settings.tensors  # that nothing depends on, backward
+        found = plan(shape_of(x, hidden, shortcut, types, is_last(x)), settings)
+        found.warm(forward=False, backward=True)
+        x, grad = dense(x, found.shape.last), dense(grad, found.shape.last)
+        seen = None if seen is None else dense(seen, found.shape.last)
         grad_x, behind, grads = backwards.backward(found, grad, x, seen, saved)
         if behind is grad:  # no op may give back what it was given
             behind = grad.clone() if shortcut else x.new_empty(0)
@@ -287,17 +279,15 @@ def _backward_shapes(
     x: Tensor,
     seen: Tensor | None,
     saved: Tensor,
-    trained: list[Tensor],
-    given: list[Tensor],
+    hidden: int,
     shortcut: bool,
     *how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del grad, seen, saved, given
+    del grad, seen, saved
     settings = _settings(*how)
     behind = torch.empty_like(x) if shortcut or settings.activation else x.new_empty(0)
-    hidden = trained[2 * settings.norm].shape[0]
-    layout = grads_layout(len(settings.scales), x.shape[1], hidden)
-    return torch.empty_like(x), behind, x.new_empty(layout.bytes // 4, dtype=torch.float32)
+    size = sum(pieces(len(settings.scales), x.shape[1], hidden))
+    return torch.empty_like(x), behind, x.new_empty(size, dtype=torch.float32)
 
 
 def _refuse(*_: Any) -> Any:
@@ -331,8 +321,8 @@ register(
 )
 register(
     "tail_backward",
-    "(Tensor grad, Tensor x, Tensor? seen, Tensor saved, Tensor[] trained, "
-    f"Tensor[] given, bool shortcut, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor x, Tensor? seen, Tensor saved, int hidden, "
+    f"bool shortcut, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
     _compute_backward,
     _backward_shapes,
     backward=_refuse,

@@ -15,15 +15,13 @@ from mssar.kernels.device import Device, device_of, interpreted
 from mssar.kernels.grids import Grids, grids, up_to
 from mssar.kernels.launch import Kernel, Layout, Pointer, kernel, warm
 from mssar.kernels.tiling import (
-    MAP_WARPS,
     ROW_WARPS,
-    UP,
-    Passes,
+    Pass,
     Products,
     Samples,
     multiple,
+    over_map,
     padded,
-    passes,
     products,
     samples,
     span,
@@ -32,7 +30,8 @@ from mssar.kernels.tiling import (
 NUMBER = torch.float32
 TABLE = 7  # rows of a norm's table (triton/common.py)
 FRONT = 8  # channels of a program that works out the front norm
-PACKED = 1024  # numbers of a program that copies weights, or adds their gradients up
+PACKED = 1024  # numbers of a program that copies weights
+ADDED = 128  # numbers of one that adds up parts of their gradients
 TRACKED = 64  # channels of a program that moves running statistics
 ACTIVATIONS = {None: 0, "relu": 1, "silu": 2}
 
@@ -47,6 +46,11 @@ class Settings(NamedTuple):
     fixed: bool  # with given statistics
     branches_fixed: bool
     precision: str  # of products: "bf16", "tf32" or "ieee"
+
+    @property
+    def tensors(self) -> int:
+        """That the kernels take, parameters and given statistics."""
+        return 4 * self.norm + (6 + 4 * self.branches_fixed) * len(self.scales)
 
 
 class Shape(NamedTuple):
@@ -145,11 +149,11 @@ def saved_bytes(
     return norms_layout(levels, channels, hidden).bytes + numbers * kept_type(dtype).itemsize
 
 
-@lru_cache(maxsize=1024)
-def grads_layout(levels: int, channels: int, hidden: int) -> Layout:
-    vectors, hiddens = (2 + 2 * levels) * channels, 2 * levels * hidden
-    weights = 2 * levels * hidden * channels
-    return Layout(Grads, [(NUMBER, vectors), (NUMBER, hiddens), (NUMBER, weights)])
+def pieces(levels: int, c: int, j: int) -> list[int]:
+    """Sizes of the parts of parameters' gradients: those of ``Grads``, with what pads them."""
+    vectors, hidden, weights = [c] * (2 + 2 * levels), [j] * (2 * levels), [j * c] * (2 * levels)
+    sections = [[*some, -sum(some) % 8] for some in (vectors, hidden, weights)]
+    return sections[0] + sections[1] + sections[2]
 
 
 @lru_cache(maxsize=64)
@@ -177,24 +181,30 @@ class Plan:
         self.cs, self.js = padded(self.c), padded(self.j)
         self.grids: Grids = grids((self.height, self.width), settings.scales)
         self.rows = self.n * self.grids.rows
+        self.same = self.grids.same
+        self.fine = self.grids.fine
         self.kept_type = kept_type(shape.dtype)
         self.device = device or device_of(shape.device)
-        self.cut: Passes = passes(shape.map, shape.last, self.grids, self.device)
+        self.cut: dict[str, Pass] = {
+            name: over_map(name, shape.map, shape.last, self.grids, self.device)
+            for name in ("sums", "apply", "gather", "scatter")
+        }
         self.together: Samples = samples(self.grids)
         self.tiles: Products = products(self.c, self.j, self.kept_type, self.device)
         self.row_tiles = self.grids.tiles(self.n, self.tiles.rows)
         self.j_tiles = up_to(self.j, self.tiles.hidden)
         self.c_tiles = up_to(self.c, self.tiles.channels)
         self.batch_norm = settings.norm and not settings.fixed
-        self._warm = 0  # nothing, forward, both
+        self._warm = False, False  # forward, backward
         self._kernels()
         self._memory()
 
-    def kernels(self, backward: bool) -> list[Kernel]:
+    def kernels(self, *, forward: bool, backward: bool) -> list[Kernel]:
         """All that a call launches."""
-        needed = [self.sums, self.prepare, self.reduce, self.expand, self.apply]
-        if self.tracker is not None:
-            needed.append(self.tracker)
+        needed = []
+        if forward:
+            needed += [self.sums, self.prepare, self.reduce, self.expand, self.apply]
+            needed += [] if self.tracker is None else [self.tracker]
         if backward:
             needed += [
                 self.gather, self.gates, self.settle, self.expand_backward, self.reduce_backward,
@@ -202,11 +212,11 @@ class Plan:
             ]  # fmt: skip
         return needed
 
-    def warm(self, backward: bool) -> None:
+    def warm(self, *, forward: bool, backward: bool) -> None:
         """Compile these, side by side."""
-        if self._warm < 1 + backward:
-            warm(self.kernels(backward), self.shape.device)
-            self._warm = 1 + backward
+        if (forward and not self._warm[0]) or (backward and not self._warm[1]):
+            warm(self.kernels(forward=forward, backward=backward), self.shape.device)
+            self._warm = self._warm[0] or forward, self._warm[1] or backward
 
     # Kernels
 
@@ -214,17 +224,18 @@ class Plan:
         from mssar.kernels.triton import gates, maps, rows, rows_backward
 
         s, grid, dtype, kept = self.settings, self.grids, self.shape.dtype, self.kept_type
-        precision = "ieee" if interpreted() else s.precision
+        precision, exact = ("ieee", "ieee") if interpreted() else (s.precision, "tf32x3")
         scales = {"DOWN": grid.down, "ACROSS": grid.across, "ROWS_AT": grid.rows_at}
-        cut, together = self.cut, self.together
+        together = self.together
         inside = {
             "ROWS": grid.rows, "RB": together.rows, "QS": grid.cells, "QB": together.cells
         }  # fmt: skip
 
         def tile(name: str) -> dict[str, int]:
+            cut = self.cut[name]
             return {
-                "CELLS": cut.cells, "BP": cut.positions, "UP": UP[name] if cut.large else 1,
-                "CT": cut.channels, "BY": multiple(self.c),
+                "CELLS": cut.cells, "BP": cut.positions, "UP": cut.up, "CT": cut.channels,
+                "BY": multiple(self.c),
             }  # fmt: skip
 
         last = {"LAST": self.shape.last}
@@ -233,7 +244,7 @@ class Plan:
         row = {"warps": ROW_WARPS, "stages": t.stages}
         self.sums: Kernel = kernel(
             maps.sums, [dtype, NUMBER, NUMBER, NUMBER, torch.int32, *[int] * 10],
-            {**tile("sums"), **last, "MOMENTS": self.batch_norm}, MAP_WARPS,
+            {**tile("sums"), **last, "MOMENTS": self.batch_norm}, self.cut["sums"].warps,
         )  # fmt: skip
         same = -1 if grid.same is None else grid.same
         self.coarse = self.levels > (same >= 0)  # means of regions that are not cells
@@ -250,7 +261,7 @@ class Plan:
             [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, kept, tuple(front), *per, *running,
              *[int] * 13, float, float, float],
             {**scales, "SAME": same, **inside, "COARSE": self.coarse,
-             "CT": together.channels, "BC": FRONT, "BLOCK": PACKED,
+             "CT": together.wide, "EXACT": exact, "BC": FRONT, "BLOCK": PACKED,
              "NORM": s.norm, "FIXED": s.fixed, "BRANCHES_FIXED": s.branches_fixed}, ROW_WARPS,
         )  # fmt: skip
         how = {"BRANCHES_FIXED": s.branches_fixed, "PRECISION": precision}
@@ -266,7 +277,7 @@ class Plan:
         )  # fmt: skip
         self.apply: Kernel = kernel(
             maps.apply, [dtype, dtype, dtype, kept, NUMBER, *[int] * 9],
-            {**scales, **tile("apply"), **last, **ends}, MAP_WARPS,
+            {**scales, **tile("apply"), **last, **ends}, self.cut["apply"].warps,
         )  # fmt: skip
         self.tracker: Kernel | None = None
         if self.batch_norm or not s.branches_fixed:
@@ -275,11 +286,11 @@ class Plan:
             )
         self.gather: Kernel = kernel(
             maps.gather, [dtype, dtype, dtype, dtype, NUMBER, kept, NUMBER, *[int] * 9],
-            {**scales, **tile("gather"), **last, **ends}, MAP_WARPS,
+            {**scales, **tile("gather"), **last, **ends}, self.cut["gather"].warps,
         )  # fmt: skip
         self.gates: Kernel = kernel(
             gates.gates, [NUMBER, kept, NUMBER, kept, kept, NUMBER, *[int] * 5],
-            {**scales, **inside, "CT": together.channels}, ROW_WARPS,
+            {**scales, **inside, "CT": together.channels, "EXACT": exact}, ROW_WARPS,
         )  # fmt: skip
         self.settle: Kernel = kernel(
             gates.settle, [NUMBER] * 6 + [int] * 4, {"L": self.levels, "BC": FRONT}, ROW_WARPS
@@ -296,13 +307,13 @@ class Plan:
             [kept, kept, NUMBER, kept, kept, NUMBER, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER,
              NUMBER, torch.int32, *[int] * 10],
             {**scales, "BM": t.rows, "BR": t.span_rows, "BC": t.channels, "BJ": t.hidden,
-             "NORM": s.norm, "PRECISION": precision}, **row,
+             "NORM": s.norm, "PRECISION": precision}, ROW_WARPS, min(2, t.stages),
         )  # fmt: skip
         self.scatter: Kernel = kernel(
             maps.scatter,
             [dtype, dtype, dtype, kept, kept, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, *[int] * 11],
-            {**scales, **tile("scatter"), "BLOCK": PACKED, **last, "FIXED": not self.batch_norm},
-            MAP_WARPS,
+            {**scales, **tile("scatter"), "BLOCK": ADDED, **last, "FIXED": not self.batch_norm},
+            self.cut["scatter"].warps,
         )  # fmt: skip
 
     # Memory
@@ -317,7 +328,7 @@ class Plan:
         self.saved = Layout(Saved, [*norms.sections, *packed, *rows])
         size, scales = (self.height, self.width), self.settings.scales
         assert self.saved.bytes == saved_bytes(n, c, size, j, scales, self.shape.dtype)
-        programs = self.n * self.cut.groups
+        programs = self.n * self.cut["sums"].groups
         tiles = self.row_tiles
         parts = 2 * max(programs * cs, tiles * max(js, cs))
         counts = max(programs, tiles * max(self.j_tiles, self.c_tiles))
@@ -337,19 +348,22 @@ class Plan:
                 (NUMBER, 3 * levels * js), (NUMBER, 2 * self.spans * c * j),
             ],
         )  # fmt: skip
-        self.grads = grads_layout(levels, c, j)
+        self.pieces = pieces(levels, c, j)
+        sizes = (2 + 2 * levels) * c, 2 * levels * j, 2 * levels * j * c
+        self.grads = Layout(Grads, [(NUMBER, size) for size in sizes])
+        assert self.grads.bytes == sum(self.pieces) * NUMBER.itemsize
 
     @cached_property
     def preparing(self) -> int:
         """Programs of `prepare`."""
         copied = up_to(self.j * self.cs, PACKED) + up_to(self.c * self.js, PACKED)
-        coarse = self.n * up_to(self.cs, self.together.channels) if self.coarse else 0
+        coarse = self.n * up_to(self.cs, self.together.wide) if self.coarse else 0
         return up_to(self.cs, FRONT) + self.levels * (1 + copied) + coarse
 
     @cached_property
     def adding(self) -> int:
-        """Programs that add up parts of weights' gradients."""
-        return 2 * self.levels * up_to(self.c * self.j, PACKED)
+        """Rows of programs of `scatter` that add up parts of weights' gradients."""
+        return up_to(2 * self.levels * up_to(self.c * self.j, ADDED), self.cut["scatter"].blocks)
 
     @cached_property
     def multiplying(self) -> int:
@@ -378,7 +392,8 @@ def dense(x: Tensor, last: bool) -> Tensor:
     return torch.empty_like(x, memory_format=form).copy_(x)
 
 
-def shape_of(x: Tensor, hidden: int, shortcut: bool, tensors: list[Tensor], last: bool) -> Shape:
+def shape_of(
+    x: Tensor, hidden: int, shortcut: bool, types: tuple[torch.dtype, ...], last: bool
+) -> Shape:
     n, c, h, w = x.shape
-    types = tuple([t.dtype for t in tensors])
     return Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut, types)

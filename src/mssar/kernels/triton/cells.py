@@ -5,8 +5,9 @@ The passes over maps go cell by cell. A tile is CELLS cells × BP of their posit
 is asked for, until its cells are done: what belongs to a cell (its sum, its weight) stays in
 registers.
 
-The grid's sides are run-time numbers: of numbers that it knows to be small LLVM adds two at a time,
-and ptxas up to 12.9 then loses constants (triton-lang/triton#11581; LOG.md).
+Where cells begin is worked out by ``quotient`` and with run-time sides: of whole numbers that it
+knows to be small LLVM adds two at a time, and ptxas up to 12.9 then loses constants
+(triton-lang/triton#11581; LOG.md).
 """
 
 import triton
@@ -17,6 +18,7 @@ from mssar.kernels.triton.common import (
     SLOPE,
     ceil_of,
     gate_norm,
+    quotient,
     region_of,
 )
 
@@ -25,8 +27,8 @@ from mssar.kernels.triton.common import (
 def cells_of(tile, H, W, fh, fw, CELLS: tl.constexpr):
     """A tile's cells: their numbers in a sample, first positions, columns and areas."""
     cell = tile * CELLS + tl.arange(0, CELLS)
-    i = cell // fw
-    j = cell % fw
+    i = quotient(cell, fw)
+    j = cell - i * fw
     top = ceil_of(i, H, fh)
     left = ceil_of(j, W, fw)
     wide = ceil_of(j + 1, W, fw) - left
@@ -64,7 +66,7 @@ def empty_tile(CELLS: tl.constexpr, BP: tl.constexpr, CT: tl.constexpr, LAST: tl
 def places_of(start, corner, wide, area, c, in_c, C, H, W, BP: tl.constexpr, LAST: tl.constexpr):
     """Offsets in a sample of the next positions of cells, and which of them there are."""
     q = start + tl.arange(0, BP)[None, :]
-    place = corner[:, None] + q + q // wide[:, None] * (W - wide)[:, None]
+    place = corner[:, None] + q + quotient(q, wide[:, None]) * (W - wide)[:, None]
     held = q < area[:, None]
     if LAST:
         return place[:, :, None] * C + c[None, None, :], held[:, :, None] & in_c[None, None, :]

@@ -44,6 +44,7 @@ def gates(
     QS: tl.constexpr,  # cells of a sample, and of these QB at once
     QB: tl.constexpr,
     CT: tl.constexpr,
+    EXACT: tl.constexpr,  # how products with ones are taken: all digits
 ):
     """A sample's rows of all scales at once: what regions have in cells is a product with ones."""
     L: tl.constexpr = len(DOWN)
@@ -87,8 +88,8 @@ def gates(
             members = members_of(row, cell, fh, fw, DOWN, ACROSS, ROWS_AT)
             of_cells = tl.load(crossed_sums + at, real, 0.0) * a
             of_cells += tl.load(plain_sums + at, real, 0.0) * b
-            dz = tl.dot(members, of_cells, dz, input_precision="ieee")
-            moved = moved + (tl.dot(tl.trans(members), weight, zs[k], input_precision="ieee"),)
+            dz = tl.dot(members, of_cells, dz, input_precision=EXACT)
+            moved = moved + (tl.dot(tl.trans(members), weight, zs[k], input_precision=EXACT),)
         zs = moved
         grad = tl.where(held, dz * weight * ((1 - weight) / L), 0.0)
         tl.store(grads + to, grad, held)

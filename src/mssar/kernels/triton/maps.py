@@ -380,7 +380,7 @@ def scatter(
     fw,
     tiles,
     span,  # rows of a part of a weight's gradient
-    adding,  # programs that add these parts up
+    adding,  # rows of programs that add these parts up
     DOWN: tl.constexpr,
     ACROSS: tl.constexpr,
     ROWS_AT: tl.constexpr,
@@ -394,10 +394,9 @@ def scatter(
     FIXED: tl.constexpr,  # the front norm's statistics were given: x is not needed
 ):
     if tl.program_id(0) < adding:
-        if tl.program_id(1) == 0:
-            add_weights(
-                tl.program_id(0), weight_parts, weight_grads, N, C, C, J, span, DOWN, ACROSS, BLOCK
-            )
+        pid = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        if pid < 2 * len(DOWN) * ((C * J + BLOCK - 1) // BLOCK):
+            add_weights(pid, weight_parts, weight_grads, N, C, C, J, span, DOWN, ACROSS, BLOCK)
     else:
         _scatter_cells(
             tl.program_id(0) - adding, behind, x, grad_x, weights, pool_grads, norms, shares, sums,

@@ -89,7 +89,7 @@ def _copy_padded(block, source, target, rows, width, stride, BLOCK: tl.constexpr
 def _coarse_means(
     n, block, cells, rows, N, CS, H, W, fh, fw, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     ROWS_AT: tl.constexpr, SAME: tl.constexpr, ROWS: tl.constexpr, RB: tl.constexpr,
-    QS: tl.constexpr, QB: tl.constexpr, CT: tl.constexpr,
+    QS: tl.constexpr, QB: tl.constexpr, CT: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """A sample's means over regions, from those of their cells."""
     c = block * CT + tl.arange(0, CT)
@@ -104,7 +104,7 @@ def _coarse_means(
             area = tl.where(cell < fh * fw, area_of(cell, fh, fw, H, W), 0.0)
             mean = tl.load(cells + at, real, 0.0) * area[:, None]
             members = members_of(row, cell, fh, fw, DOWN, ACROSS, ROWS_AT)
-            added = tl.dot(members, mean, added, input_precision="ieee")
+            added = tl.dot(members, mean, added, input_precision=EXACT)
         level, region, each, before = level_of(row, DOWN, ACROSS, ROWS_AT, N)
         down = region * 0 + DOWN[0]
         across = region * 0 + ACROSS[0]
@@ -171,6 +171,7 @@ def prepare(
     QB: tl.constexpr,
     COARSE: tl.constexpr,  # whether any means are to be made
     CT: tl.constexpr,
+    EXACT: tl.constexpr,  # how products with ones are taken: all digits
     BC: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
@@ -240,7 +241,7 @@ def prepare(
             blocks = (CXS + CT - 1) // CT
             _coarse_means(
                 (pid - start) // blocks, (pid - start) % blocks, cells, rows, N, CXS, H, W, fh, fw,
-                DOWN, ACROSS, ROWS_AT, SAME, ROWS, RB, QS, QB, CT,
+                DOWN, ACROSS, ROWS_AT, SAME, ROWS, RB, QS, QB, CT, EXACT,
             )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""What tools/fuzz-kernels is made of: cases, how they are drawn, memory that tells, a judge."""

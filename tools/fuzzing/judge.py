@@ -1,0 +1,145 @@
+"""Is what the kernels gave right: against float64, as plain PyTorch in the same type is."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fuzzing.cases import Case, Given, device, exact_products, given, results, shaken
+from fuzzing.memory import Guards, guarded, poison
+
+# Of a tensor's norm: what nobody calls an error, whatever plain PyTorch's own is.
+FLOOR = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 2e-2}
+# An element is far off by so much of itself and of the elements' usual size.
+FAR = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.15}
+TIMES, FAR_TIMES, FAR_SHARE = 4, 3, 0.005
+GROSS_TIMES, GROSS = 20, 0.1
+SHAKES = 8
+
+
+class Distance(NamedTuple):
+    """From what is exact."""
+
+    error: float  # of the norm
+    far: float  # share of the elements
+    finite: bool  # wherever the exact one is
+
+
+def distances(found: list[Tensor], exact: list[Tensor], dtype: str) -> list[Distance]:
+    """All at once, for one wait."""
+    told = []
+    for ours, theirs in zip(found, exact, strict=True):
+        ours, theirs = ours.double(), theirs.double()
+        off = (ours - theirs).abs()
+        usual = theirs.square().mean().sqrt()
+        far = (~(off <= FAR[dtype] * (theirs.abs() + usual))).double().mean()
+        error = (off.norm() / theirs.norm()).nan_to_num(0.0) if off.numel() else off.sum()
+        finite = (ours.isfinite() | ~theirs.isfinite()).all().double()
+        told.append(torch.stack([torch.where(off.norm() == 0, 0.0, error), far, finite]))
+    return [Distance(e, f, bool(ok)) for e, f, ok in torch.stack(told).tolist()]
+
+
+def complaint(ours: Distance, plain: Distance, dtype: str) -> str | None:
+    """What is wrong with one tensor."""
+    if not ours.finite:
+        return "not finite"
+    told = (
+        f"{ours.error:.2g} off ({plain.error:.2g} in plain PyTorch), "
+        f"{ours.far:.1%} of elements far ({plain.far:.1%})"
+    )
+    off = ours.error > TIMES * plain.error + FLOOR[dtype]
+    if off and ours.far > FAR_TIMES * plain.far + FAR_SHARE:
+        return told
+    return told if ours.error > GROSS_TIMES * plain.error + GROSS else None
+
+
+def same_twice(case: Case) -> bool:
+    """Whether two runs must agree in every bit: where nothing but the kernels runs."""
+    if case.kind == "dense":
+        return importlib.util.find_spec("mssar.kernels.dense") is not None
+    return case.kind != "sliding"
+
+
+def judged(case: Case, poisoned: bool = True, scale: float = 1.0) -> list[str]:
+    """What is wrong with a case."""
+    with exact_products(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the interpreter's, of what is masked
+        made = given(case)
+        exact = results(case, made, "reference", wide=True)
+        plain = results(case, made, "reference")
+        runs, wrong = [], []
+        for _ in range(1 + same_twice(case)):
+            guards = Guards(poisoned)
+            if poisoned:
+                poison(scale)
+            with guarded(guards):
+                runs.append(results(case, made, "triton"))
+            wrong += [f"wrote beside a buffer of {name}" for name in guards.broken()]
+    found = runs[0]
+    if found.keys() != exact.keys():
+        return [f"gave {sorted(found)}, expected {sorted(exact)}"]
+    names = list(exact)
+    ours = distances([found[n] for n in names], [exact[n] for n in names], case.dtype)
+    theirs = distances([plain[n] for n in names], [exact[n] for n in names], case.dtype)
+    wrong += _complaints(case, made, names, ours, theirs, exact)
+    for name in names:
+        if found[name].dtype != plain[name].dtype or found[name].shape != plain[name].shape:
+            wrong.append(f"{name}: {found[name].dtype}, plain PyTorch {plain[name].dtype}")
+    for again in runs[1:]:
+        same = torch.stack([_same(found[n], again[n]) for n in names]).tolist()
+        differing = [name for name, ok in zip(names, same, strict=True) if not ok]
+        wrong += [f"{name}: differs between two runs" for name in differing]
+    return wrong
+
+
+def _complaints(
+    case: Case,
+    made: Given,
+    names: list[str],
+    ours: list[Distance],
+    theirs: list[Distance],
+    exact: dict[str, Tensor],
+) -> list[str]:
+    """What is wrong, unless plain PyTorch is as far off with parameters that hardly differ."""
+    for shake in range(SHAKES + 1):
+        if shake:  # few numbers tell little: how far off may plain PyTorch be?
+            with exact_products():
+                moved = results(case, shaken(made, case), "reference")
+            more = distances([moved[n] for n in names], [exact[n] for n in names], case.dtype)
+            theirs = [
+                Distance(max(a.error, b.error), max(a.far, b.far), a.finite)
+                for a, b in zip(theirs, more, strict=True)
+            ]
+        told = [
+            f"{name}: {what}"
+            for name, our, their in zip(names, ours, theirs, strict=True)
+            if (what := complaint(our, their, case.dtype))
+        ]
+        if not told:
+            break
+    return told
+
+
+def _same(one: Tensor, other: Tensor) -> Tensor:
+    return ((one == other) | (one.isnan() & other.isnan())).all()
+
+
+def round_halves() -> None:
+    """In Triton's interpreter, which cuts bfloat16 off where a GPU rounds."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    assert device() == "cpu"
+    cut_off = interpreter._convert_float
+
+    def convert(values, source, target, *rest):
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return cut_off(values, source, target, *rest)
+        exact = torch.from_numpy(values.view("float32").copy())
+        return exact.bfloat16().view(torch.int16).numpy().view("uint16")
+
+    interpreter._convert_float = convert
