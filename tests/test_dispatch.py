@@ -412,8 +412,8 @@ REFUSED = [
     (call(scales=(3, 7)), lambda x: x, "the scales need a grid finer than 16×16"),
     (with_norm(lambda _: nn.BatchNorm2d(5).to(DEVICE)), lambda x: x, "the norm is for 5 channels"),
     (with_norm(lambda _: nn.Identity()), lambda x: x, "Identity is no plain BatchNorm2d"),
-    (with_norm(lambda n: n.to("meta")), lambda x: x, "x and the norm are on different devices"),
-    (on_another_device, lambda x: x, "x and the layer are on different devices"),
+    (with_norm(lambda n: n.to("meta")), lambda x: x, "x and the modules are on different devices"),
+    (on_another_device, lambda x: x, "x and the modules are on different devices"),
     (
         call(shortcut=maps(4, 12, 1, 1)),
         lambda x: x,
@@ -451,7 +451,7 @@ def test_left_to_choose_they_leave_it_to_the_modules(made, change, reason, monke
 
 def test_a_sample_of_more_numbers_than_an_int_counts():
     x = maps().as_strided((1, 12, 1 << 14, 1 << 14), (0, 0, 0, 0))
-    with pytest.raises(ValueError, match="a sample has more than 2³¹ numbers"):
+    with pytest.raises(ValueError, match="a sample has 2³¹ numbers or more, or 2²⁰ positions"):
         layer()(x)
 
 
