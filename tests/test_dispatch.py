@@ -360,14 +360,16 @@ def test_a_batch_of_one_trains_where_every_norm_sees_more_values():
     assert launched(net, x) == TRAINED
 
 
-@pytest.mark.usefixtures("as_on_cuda", "unchecked")
-def test_a_shortcut_that_broadcasts_is_added_all_the_same():
-    x, shortcut, norm, ours = maps(), maps(4, 12, 1, 1), nn.BatchNorm2d(12).to(DEVICE), automatic()
-    tail = mssar.tail.__wrapped__ if hasattr(mssar.tail, "__wrapped__") else mssar.tail
-    assert launched(tail, x, norm, ours, x) == TRAINED
+def test_a_shortcut_that_broadcasts_is_added_all_the_same(unchecked, request):
+    request.getfixturevalue("as_on_cuda")  # of the copy that is in use
+    x, shortcut = maps(), maps(4, 12, 1, 1)
+    norm, ours = nn.BatchNorm2d(12).to(DEVICE), unchecked.MSSAR(12, (1, 2)).to(DEVICE)
     expected = (copy.deepcopy(ours)(copy.deepcopy(norm)(x)) + shortcut).relu()
-    assert launched(tail, x, copy.deepcopy(norm), copy.deepcopy(ours), shortcut) == TRAINED
-    assert_close(tail(x, norm, ours, shortcut), expected, rtol=1e-5, atol=1e-5)
+    with Launched() as names:
+        found = unchecked.tail(x, norm, ours, shortcut)
+    assert names == TRAINED, "MSSAR alone"
+    assert norm.num_batches_tracked == 1
+    assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_an_activation_that_is_not_there():
@@ -410,8 +412,8 @@ REFUSED = [
     (call(scales=(3, 7)), lambda x: x, "the scales need a grid finer than 16×16"),
     (with_norm(lambda _: nn.BatchNorm2d(5).to(DEVICE)), lambda x: x, "the norm is for 5 channels"),
     (with_norm(lambda _: nn.Identity()), lambda x: x, "Identity is no plain BatchNorm2d"),
-    (with_norm(lambda n: n.to("meta")), lambda x: x, "x and the norm are on different devices"),
-    (on_another_device, lambda x: x, "x and the layer are on different devices"),
+    (with_norm(lambda n: n.to("meta")), lambda x: x, "x and the modules are on different devices"),
+    (on_another_device, lambda x: x, "x and the modules are on different devices"),
     (
         call(shortcut=maps(4, 12, 1, 1)),
         lambda x: x,
@@ -449,7 +451,7 @@ def test_left_to_choose_they_leave_it_to_the_modules(made, change, reason, monke
 
 def test_a_sample_of_more_numbers_than_an_int_counts():
     x = maps().as_strided((1, 12, 1 << 14, 1 << 14), (0, 0, 0, 0))
-    with pytest.raises(ValueError, match="a sample has more than 2³¹ numbers"):
+    with pytest.raises(ValueError, match="a sample has 2³¹ numbers or more, or 2²⁰ positions"):
         layer()(x)
 
 

@@ -66,6 +66,8 @@ CASES = [
     Case(size=(2, 33)),
     Case(6, (25, 26), scales=(1, 2)),  # cells that take several turns
     Case(6, (40, 36), scales=(1, 2), layout="contiguous"),
+    Case(70, (20, 19), scales=(1, 2), batch=2),  # cells of some positions, taken one by one
+    Case(64, (34, 35), scales=(1,), batch=1, frozen="branches"),  # and of more than that
     Case(size=(2, 2), batch=40, scales=(1, 2)),  # tiles of rows
     Case(size=(2, 1), batch=41, scales=(1,), norm=False),
     Case(scales=(1,)),
@@ -159,9 +161,8 @@ def one_processor(monkeypatch):
 def test_so_many_tiles_that_a_program_takes_several(case, dtype):
     maps = [x.to(dtype) for x in case.maps()]
     last, found = case.layout == "channels last", grids(case.size, case.scales)
-    cut = tiling.passes(tuple(maps[0].shape), last, found, plan.device_of(maps[0].device))
-    assert cut.each > 1 or cut.tiles == 1
-    assert cut.large == (case.size == (25, 27))
+    shape, here = tuple(maps[0].shape), plan.device_of(maps[0].device)
+    assert tiling.over_map("sums", shape, last, found, here).each > 1
     assert_as_good(Tail(case), maps)
 
 

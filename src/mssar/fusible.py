@@ -235,7 +235,10 @@ class _Bound:
         norms = [m for b in branches for m in (b.norm1, b.norm2)]
         if self.norm is not None:
             parts, norms = [self.norm, *parts], [self.norm, *norms]
-        self._dicts = [m.__dict__ for m in (*branches, *parts)]
+        self._modules = [*branches, *parts]
+        self._kinds = list(map(type, self._modules))  # a parametrization changes a module's
+        self._weights = [w for b in branches for w in (b.reduce.weight, b.expand.weight)]
+        self._dicts = [m.__dict__ for m in self._modules]
         self._hooks = [d[name] for d in self._dicts for name in HOOKS]
         owners = [layer.branches._modules, *(b._modules for b in branches)]
         owners += [m._parameters for m in parts] + [m._buffers for m in norms]
@@ -251,7 +254,10 @@ class _Bound:
             norm is self.norm
             and not any(self._hooks)
             and not any(map(contains, self._dicts, repeat("forward")))
+            and sum(map(len, self._owners)) == len(self._owned)
             and all(map(is_, chain.from_iterable(map(_VALUES, self._owners)), self._owned))
+            and list(map(type, self._modules)) == self._kinds
+            and all(map(Tensor.is_contiguous, self._weights))
             and list(map(_STATE, self._norms)) == self._state
         )
 
@@ -287,7 +293,7 @@ class _Bound:
 
 
 _VALUES = dict.values
-_STATE = itemgetter("training", "eps", "momentum")
+_STATE = itemgetter("training", "eps", "momentum", "track_running_stats")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _cache: WeakKeyDictionary[Layer, _Bound] = WeakKeyDictionary()
 
