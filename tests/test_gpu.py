@@ -46,6 +46,7 @@ def test_agrees_with_the_cpu(options, size, channels_last):
     assert found[0].stride() == expected[0].stride()
 
 
+@pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("options", LAYERS)
 def test_every_type(options, dtype):
