@@ -21,6 +21,7 @@ from mssar.kernels.tail.plan import (
     Settings,
     dense,
     is_last,
+    like,
     pieces,
     plan,
     saved_bytes,
@@ -225,10 +226,10 @@ def _shapes(
 ) -> tuple[Tensor, Tensor]:
     del shortcut, given
     settings = _settings(*how)
-    n, c, h, w = x.shape
-    hidden = trained[2 * settings.norm].shape[0]
+    n, _, h, w = x.shape
+    c, hidden = int(x.shape[1]), int(trained[2 * settings.norm].shape[0])
     size = saved_bytes(n, c, (h, w), hidden, settings.scales, x.dtype)
-    return torch.empty_like(x), x.new_empty(size, dtype=torch.uint8)
+    return like(x), x.new_empty(size, dtype=torch.uint8)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -286,9 +287,9 @@ def _backward_shapes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     del grad, seen, saved
     settings = _settings(*how)
-    behind = torch.empty_like(x) if shortcut or settings.activation else x.new_empty(0)
+    behind = like(x) if shortcut or settings.activation else x.new_empty(0)
     size = sum(pieces(len(settings.scales), x.shape[1], hidden))
-    return torch.empty_like(x), behind, x.new_empty(size, dtype=torch.float32)
+    return like(x), behind, x.new_empty(size, dtype=torch.float32)
 
 
 def refuse(*_: Any) -> Any:
