@@ -73,7 +73,13 @@ def _norm_obstacle(norm: nn.Module) -> str | None:
         return f"{type(norm).__name__} has hooks"
     if norm.bias is None or not norm.track_running_stats or norm.momentum is None:
         return f"a {type(norm).__name__} is not affine, or keeps no running statistics by momentum"
+    if not all(map(Tensor.is_contiguous, _vectors(norm))):
+        return f"a {type(norm).__name__} has parameters with gaps between them"
     return None
+
+
+def _vectors(norm: Norm) -> tuple[Tensor, ...]:
+    return norm.weight, norm.bias, norm.running_mean, norm.running_var
 
 
 def hooked(module: nn.Module) -> bool:
@@ -218,7 +224,13 @@ class _Bound:
     def make(cls, layer: Layer, norm: nn.Module | None) -> _Bound | str:
         """For these modules, or why not."""
         reason = obstacle(layer, norm)
-        return cls(layer, norm) if reason is None else reason
+        if reason is not None:
+            return reason
+        made = cls(layer, norm)
+        plain = (Tensor, nn.Parameter)
+        if not torch.compiler.is_compiling() and any(type(t) not in plain for t in made.tensors):
+            return "a parameter is a tensor of another kind"
+        return made
 
     def settings(self, activation: str | None, precision: str) -> Settings:
         return Settings(
@@ -237,7 +249,7 @@ class _Bound:
             parts, norms = [self.norm, *parts], [self.norm, *norms]
         self._modules = [*branches, *parts]
         self._kinds = list(map(type, self._modules))  # a parametrization changes a module's
-        self._weights = [w for b in branches for w in (b.reduce.weight, b.expand.weight)]
+        self._weights = self.tensors
         self._dicts = [m.__dict__ for m in self._modules]
         self._hooks = [d[name] for d in self._dicts for name in HOOKS]
         owners = [layer.branches._modules, *(b._modules for b in branches)]
@@ -346,7 +358,8 @@ def _misfit(
     if activation not in ACTIVATIONS:
         return f"the activation is {activation!r}"
     _, c, height, width = x.shape
-    if c * height * width >= LARGEST or height * width >= POSITIONS:
+    longest = (max(height, width) + 1) * finest(bound.scales)
+    if c * height * width >= LARGEST or max(height * width, longest) >= POSITIONS:
         return "a sample has 2³¹ numbers or more, or 2²⁰ positions"
     if norm is not None and norm.num_features != c:
         return f"the norm is for {norm.num_features} channels"

@@ -63,6 +63,11 @@ def chosen(backend: str, x: Tensor) -> bool:
             f"backend='triton' needs a tensor on a CUDA device; got {x.device}: use "
             "backend='auto' or 'reference', or TRITON_INTERPRET=1 to try the kernels on a CPU"
         )
+    if x.is_cuda and not able(x.device):
+        raise ValueError(
+            "the kernels need an NVIDIA GPU of compute capability 8.0 or newer; got "
+            f"{torch.cuda.get_device_name(x.device)}: use backend='auto' or 'reference'"
+        )
     return True
 
 

@@ -20,7 +20,7 @@ from mssar.kernels.register import register
 from mssar.kernels.tail.backward import split
 from mssar.kernels.tail.forward import Tracked
 from mssar.kernels.tail.op import NO_SECOND, moved, refuse, typed
-from mssar.kernels.tail.plan import Settings, dense, is_last, pieces, saved_bytes, shape_of
+from mssar.kernels.tail.plan import Settings, dense, is_last, like, pieces, saved_bytes, shape_of
 from mssar.kernels.tail.synchronise import Group
 from mssar.kernels.tiling import padded
 
@@ -107,6 +107,7 @@ class _Step(torch.autograd.Function):
             return (None,) * (7 + len(ctx.types))
         x, saved = ctx.saved_tensors
         plan: Step = ctx.plan
+        x = dense(x, plan.shape.last)  # hooks may have saved it in another layout
         with torch.cuda.device_of(x):
             made = launches.backward(plan, *_laid(grad, next_grads, x), x, saved, ctx.group)
         grads = split(made[2], plan.pieces, plan.c, plan.j, plan.levels, False, plan.cx)
@@ -189,7 +190,7 @@ def _shapes(
     c, hidden, context = _widths(x, trained)
     size = saved_bytes(n, c, (h, w), hidden, tuple(how[0]), x.dtype, context)
     nexts = cells.new_empty((cells.shape[0], padded(context + c)) if carry else 0)
-    return torch.empty_like(x), nexts, x.new_empty(size, dtype=torch.uint8)
+    return like(x), nexts, x.new_empty(size, dtype=torch.uint8)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -251,7 +252,7 @@ def _backward_shapes(
     shape = means_shape(n, context, (h, w), tuple(how[0]))
     size = sum(pieces(len(how[0]), int(c), hidden, context))
     flat = x.new_empty(size, dtype=torch.float32)
-    return torch.empty_like(x), x.new_empty(shape, dtype=torch.float32), flat
+    return like(x), x.new_empty(shape, dtype=torch.float32), flat
 
 
 def _means_plan(x: Tensor, scales: Sequence[int]) -> Means:
@@ -304,7 +305,7 @@ register(
     "region_means_backward",
     "(Tensor grad, Tensor like, int[] scales) -> Tensor",
     _means_backward,
-    lambda grad, like, scales: torch.empty_like(like),  # noqa: ARG005
+    lambda grad, x, scales: like(x),  # noqa: ARG005
     backward=refuse,
 )
 register(

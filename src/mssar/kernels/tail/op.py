@@ -153,7 +153,9 @@ class _Tail(torch.autograd.Function):
             raise RuntimeError(NO_SECOND)
         x, seen, saved = ctx.saved_tensors
         plan: Plan = ctx.plan
-        grad = dense(grad, plan.shape.last)
+        last = plan.shape.last
+        grad, x = dense(grad, last), dense(x, last)  # hooks may have saved x in another layout
+        seen = None if seen is None else dense(seen, last)
         if x.is_cuda and x.get_device() != torch.cuda.current_device():
             with torch.cuda.device_of(x):
                 made = backwards.backward(plan, grad, x, seen, saved, ctx.group)

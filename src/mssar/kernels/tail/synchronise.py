@@ -25,7 +25,7 @@ class Group:
         return x
 
     def front(self, plan: Plan, small: Tensor) -> None:
-        count = small.new_full((1,), plan.n * plan.height * plan.width)
+        count = small.new_full((1,), plan.n * plan.height * plan.width, dtype=torch.float32)
         self._merge(_front(plan, small), _shares(plan, small)[:1], count, plan.settings.eps[0])
 
     def hidden(self, plan: Plan, small: Tensor) -> None:
@@ -96,4 +96,4 @@ def _shares(plan: Plan, small: Tensor) -> Tensor:
 def _counts(plan: Plan, small: Tensor) -> Tensor:
     """Values a channel, a scale, in this process."""
     counts = [plan.n * plan.grids.regions(k) for k in range(plan.levels)]
-    return torch.stack([small.new_full((), count) for count in counts])
+    return torch.stack([small.new_full((), count, dtype=torch.float32) for count in counts])

@@ -201,7 +201,7 @@ def prepare(
             BC, NORM, FIXED,
         )  # fmt: skip
         if pid == 0:
-            total = (N * H * W).to(tl.float32)
+            total = N.to(tl.float32) * (H * W)
             tl.store(shares, (1.0 / total) if (NORM and not FIXED) else (total * 0))
             for begin in range(0, kept, 256):
                 i = begin + tl.arange(0, 256)
