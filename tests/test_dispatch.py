@@ -449,6 +449,19 @@ def test_left_to_choose_they_leave_it_to_the_modules(made, change, reason, monke
     assert made(change(maps())) is None
 
 
+def test_vectors_with_gaps_are_left_to_the_modules():
+    norm, layers = nn.BatchNorm2d(12).to(DEVICE), layer()
+    norm.weight = nn.Parameter(torch.rand(12, 2, device=DEVICE)[:, 0])
+    assert fusible.obstacle(layers, norm) == "a BatchNorm2d has parameters with gaps between them"
+    plain = nn.BatchNorm2d(12).to(DEVICE)
+    assert fusible.obstacle(layers, plain) is None
+    x = maps()
+    mssar.tail(x, plain, layers, x)
+    plain.weight.data = torch.rand(12, 2, device=DEVICE)[:, 0]  # after a call, too
+    with pytest.raises(ValueError, match="gaps between them"):
+        mssar.tail(x, plain, layers, x)
+
+
 def test_a_sample_of_more_numbers_than_an_int_counts():
     x = maps().as_strided((2, 12, 1 << 14, 1 << 14), (0, 0, 0, 0))
     with pytest.raises(ValueError, match="a sample has 2³¹ numbers or more, or 2²⁰ positions"):

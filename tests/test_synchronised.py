@@ -28,6 +28,7 @@ CASES = [
     (Case(batch=3, scales=(1, 3), frozen="front"), 1),
     (Case(batch=3, size=(3, 2), scales=(1, 2), frozen="branches"), 2),
     (Case(batch=3, size=(1, 1), scales=(1,)), 2),  # one process has a single value
+    (Case(6, (8, 8), batch=18), 9),  # more values than a byte counts
 ]
 
 

@@ -205,7 +205,8 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_again():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_what_is_kept_may_be_kept_elsewhere():
+@pytest.mark.parametrize("layout", ["as it was", "lost"])  # as offloading to pinned memory does
+def test_what_is_kept_may_be_kept_elsewhere(layout):
     case = Case(scales=(1, 2), activation="silu")
     tail, inputs = Tail(case), case.maps()
     probe, other, kept = torch.randn_like(inputs[0]), copy.deepcopy(tail), []
@@ -213,6 +214,8 @@ def test_what_is_kept_may_be_kept_elsewhere():
 
     def pack(x):
         kept.append(x.shape)
+        if layout == "lost":
+            return torch.empty(x.shape, dtype=x.dtype).copy_(x)
         return x.detach().cpu().clone()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x.to(DEVICE)):
