@@ -406,7 +406,7 @@ def is_last(x: Tensor) -> bool:
     """Whether a map's channels lie side by side, or will once it has no holes."""
     if x.is_contiguous(memory_format=torch.channels_last):
         return True
-    return x.stride(1) == 1 and not x.is_contiguous()
+    return bool(x.stride(1) == 1 and not x.is_contiguous())  # of open sizes, too
 
 
 def dense(x: Tensor, last: bool) -> Tensor:
