@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from mssar.branch import Branch, is_product
+from mssar.branch import hooked as hooked
 from mssar.coordinates import Regional
 from mssar.kernels import AVAILABLE, chosen, exporting, products_in
 from mssar.kernels.dense import op as dense
@@ -80,16 +81,6 @@ def _norm_obstacle(norm: nn.Module) -> str | None:
 
 def _vectors(norm: Norm) -> tuple[Tensor, ...]:
     return norm.weight, norm.bias, norm.running_mean, norm.running_var
-
-
-def hooked(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__  # replaced on this module alone
-    )
 
 
 def tail(
