@@ -54,7 +54,6 @@ def on_cuda(monkeypatch):
         ("auto", (9, 0), TRAINED),
         ("auto", (8, 0), TRAINED),
         ("auto", (7, 5), []),  # no bfloat16
-        ("triton", (7, 5), TRAINED),  # Triton says what it cannot do
         ("reference", (9, 0), []),
     ],
 )
@@ -63,6 +62,14 @@ def test_auto_needs_a_device_with_the_kernels_types(on_cuda, backend, capability
     assert launched(mssar.MSSAR(12, (1, 2), backend=backend).to(DEVICE), maps()) == ops
     network = mssar.create_model("resnet8", "mssar", backend=backend).to(DEVICE)
     assert launched(network, maps(4, 3, 8, 8)) == 3 * ops
+
+
+def test_an_old_device_is_named_when_the_kernels_are_asked_for(on_cuda, monkeypatch):
+    on_cuda(7, 5)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    layer = mssar.MSSAR(12, (1, 2), backend="triton").to(DEVICE)
+    with pytest.raises(ValueError, match=r"compute capability 8\.0 or newer; got Tesla T4: use"):
+        layer(maps())
 
 
 @knows_exports
