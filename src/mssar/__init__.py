@@ -5,7 +5,19 @@ from mssar.cost import cost
 from mssar.explain import explain
 from mssar.layer import MSSAR
 from mssar.networks import create_model, list_models
+from mssar.surgery import insert, remove
 from mssar.tail import tail
 
 __version__ = "0.1.0"
-__all__ = ["MSSAR", "Regional", "Sliding", "cost", "create_model", "explain", "list_models", "tail"]
+__all__ = [
+    "MSSAR",
+    "Regional",
+    "Sliding",
+    "cost",
+    "create_model",
+    "explain",
+    "insert",
+    "list_models",
+    "remove",
+    "tail",
+]
