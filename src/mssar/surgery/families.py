@@ -69,6 +69,8 @@ def usual_reduction(channels: int) -> int:
 
 def channels_of(module: nn.Module) -> int | None:
     """Of the map that a module makes, by its attributes; a Sequential's by its last that tells."""
+    if (place := known(module)) is not None:
+        return place.channels
     for name in ("num_features", "out_channels"):
         found = getattr(module, name, None)
         if isinstance(found, int) and not isinstance(found, bool):

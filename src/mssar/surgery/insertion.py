@@ -85,11 +85,11 @@ def insert(
     )  # fmt: skip
     subject = deepcopy(model) if dry_run and measure else model
     if not dry_run or measure:
+        if optimizer is not None and not dry_run:
+            beside = {name: subject.get_submodule(name).parameters() for name in chosen}
+            optimisers.join(optimizer, [(layers[name], beside[name]) for name in chosen])
         for name, place in chosen.items():
-            beside = list(subject.get_submodule(name).parameters())
             put(subject, name, place, layers[name], init)
-            if optimizer is not None and not dry_run:
-                optimisers.join(optimizer, layers[name], beside)
         _carry(subject)
     if measure:
         object.__setattr__(plan, "after", timed(subject, shape))

@@ -9,23 +9,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 
-def join(optimizer: Optimizer, new: nn.Module, beside: Iterable[nn.Parameter]) -> None:
-    """Matrices go to the group of the last matrix beside them, vectors to that of the last vector.
+def join(optimizer: Optimizer, new: Iterable[tuple[nn.Module, Iterable[nn.Parameter]]]) -> None:
+    """Take in layers, each with the parameters it stands beside.
 
-    No group is added as long as one fits: schedulers have a rate for each that was there.
+    Matrices go to the group of the last matrix beside them, vectors to that of the last vector. No
+    group is added as long as one fits: schedulers have a rate for each that was there.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    near: dict[bool, dict[str, Any]] = {}
-    for parameter in beside:
-        if id(parameter) in groups:
-            near[parameter.ndim > 1] = groups[id(parameter)]
     strangers = []
-    for parameter in new.parameters():
-        group = near.get(parameter.ndim > 1) or near.get(parameter.ndim <= 1)
-        if group is None:
-            strangers.append(parameter)
-        else:
-            group["params"].append(parameter)
+    for layer, beside in new:
+        near: dict[bool, dict[str, Any]] = {}
+        for parameter in beside:
+            if id(parameter) in groups:
+                near[parameter.ndim > 1] = groups[id(parameter)]
+        for parameter in layer.parameters():
+            group = near.get(parameter.ndim > 1) or near.get(parameter.ndim <= 1)
+            (strangers if group is None else group["params"]).append(parameter)
     if strangers:  # beside frozen weights
         optimizer.add_param_group({"params": strangers})
 
