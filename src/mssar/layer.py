@@ -7,7 +7,7 @@ y = x ⊙ Z
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,15 @@ from mssar import fusible
 from mssar.branch import Branch
 from mssar.coordinates import require_count, require_map, size_of
 from mssar.kernels import chosen, require_backend
+from mssar.kernels.tail.op import watched
 from mssar.kernels.windows import op  # noqa: F401  (it registers itself)
 from mssar.partition import accumulation
 from mssar.scales import Pools, Separate, coordinate_sets
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+CODES = {"regional": 0, "sliding": 1}  # of strategies, in files: never to be changed
 
 
 def weights(gates: Sequence[Float[Tensor, "N C _ _"]]) -> list[Float[Tensor, "N C _ _"]]:
@@ -44,8 +47,13 @@ class MSSAR(nn.Module):
 
     ``branches[l]`` holds ``reduce``, ``norm1``, ``expand`` and ``norm2`` of ``scales[l]``.
     ``MSSAR(channels, scales=(1,))`` is Squeeze-and-Excitation with batch normalisation.
+
+    The buffer ``coordinates`` says what the weights were trained for, a code for the strategy and
+    the scales. It travels with them, and a layer made for others refuses them. Nothing reads it
+    but :meth:`load_state_dict`: the attributes decide what is computed.
     """
 
+    coordinates: Tensor
     backend: str = "auto"  # of modules that were pickled before there was a choice
     branch_type: ClassVar[type[nn.Module]] = Branch
 
@@ -84,6 +92,13 @@ class MSSAR(nn.Module):
         self.branches = nn.ModuleList(
             Branch(inputs, hidden, channels, device=device, dtype=dtype) for _ in self.scales
         )
+        self._register_coordinates(device)
+
+    def reset_parameters(self) -> None:
+        """Begin anew; also what was made on the meta device and then given memory."""
+        for branch in self.branches:
+            cast("Branch", branch).reset_parameters()
+        self._write_coordinates()
 
     def forward(
         self, x: Float[Tensor, "N C H W"], context: Float[Tensor, "N B H W"] | Pools | None = None
@@ -181,6 +196,62 @@ class MSSAR(nn.Module):
             )
         return context
 
+    # --- what travels with the weights ---
+
+    def _code(self) -> list[int]:
+        return [CODES[self.strategy], *self.scales]
+
+    def _register_coordinates(self, device: torch.device | str | None) -> None:
+        made = torch.tensor(self._code(), dtype=torch.int64, device=device)
+        self.register_buffer("coordinates", made)
+
+    def _write_coordinates(self) -> None:
+        if not watched(self.coordinates) and not self.coordinates.is_inference():
+            with torch.no_grad():
+                self.coordinates.copy_(torch.tensor(self._code(), device="cpu"))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "coordinates" not in self._buffers:  # pickled before there were any
+            self._register_coordinates(next(self.parameters()).device)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        # Averages of weights may have cut whole numbers off: 3 · 0.9995 + 3 · 0.0005 to 2.
+        self._write_coordinates()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key, code = f"{prefix}coordinates", self._code()
+        found = state_dict.get(key)
+        if type(found) is Tensor and not found.is_meta:
+            theirs = [round(n) for n in found.flatten().tolist()]  # an average of floats, too
+            if theirs != code:
+                error_msgs.append(
+                    f"{key}: the weights were trained for {_described(theirs)}, "
+                    f"this MSSAR is made for {_described(code)}"
+                )
+        if found is None or isinstance(found, Tensor):
+            # Its own, whatever was found: older files have none. It lies where the others do.
+            near = [
+                t for n, t in state_dict.items() if n.startswith(prefix) and hasattr(t, "device")
+            ]
+            device = near[0].device if near else self.coordinates.device
+            state_dict[key] = torch.tensor(code, device=device)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
     def extra_repr(self) -> str:
         said = f"{self.channels}, scales={self.scales}, strategy={self.strategy!r}"
         said += f", reduction={self.reduction}"
@@ -189,3 +260,9 @@ class MSSAR(nn.Module):
         if self.backend != "auto":
             said += f", backend={self.backend!r}"
         return said
+
+
+def _described(code: Sequence[int]) -> str:
+    names = {number: name for name, number in CODES.items()}
+    strategy = names.get(code[0], f"strategy {code[0]}") if code else "no"
+    return f"{strategy} scales {', '.join(map(str, code[1:]))}"
