@@ -170,6 +170,12 @@ def test_mistakes_are_said(unchecked):
         with pytest.raises(ValueError, match="images are N C H W of floating point numbers"):
             unchecked.explain(network, wrong)
 
+    for wrong, kind in ((image.numpy(), "ndarray"), (None, "NoneType"), ("cat.png", "str")):
+        with pytest.raises(ValueError, match=f"^images are N C H W, a torch.Tensor; got {kind}$"):
+            unchecked.explain(network, wrong)
+        with pytest.raises(ValueError, match=f"^explain looks into a network.*; got {kind}$"):
+            unchecked.explain(wrong, image)
+
     class Idle(nn.Module):
         def __init__(self, returned):
             super().__init__()

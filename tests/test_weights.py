@@ -92,7 +92,7 @@ def test_what_is_missing_besides_is_said():
     state = older(MSSAR(6).state_dict())
     del state["branches.1.norm2.bias"]
     assert MSSAR(6).load_state_dict(state, strict=False).missing_keys == ["branches.1.norm2.bias"]
-    with pytest.raises(RuntimeError, match="coordinates.*expected torch.Tensor"):
+    with pytest.raises(RuntimeError, match=r"coordinates.*expected torch.Tensor"):
         MSSAR(6).load_state_dict({**state, "coordinates": "regional"}, strict=False)
 
 
@@ -104,9 +104,7 @@ def test_a_strategy_that_is_not_known_yet_is_refused():
 
 def test_meta_to_meta_says_nothing():
     with torch.device("meta"):
-        network().load_state_dict(
-            network(scales=(4, 2, 1)).state_dict()
-        )  # there is nothing to read
+        network().load_state_dict(network(scales=(4, 2, 1)).state_dict())  # unread
         network().load_state_dict(older(network().state_dict()))
 
 

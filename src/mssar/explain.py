@@ -86,9 +86,13 @@ def explain(model: nn.Module, images: Float[Tensor, "N B H W"]) -> Explanation:
             once, where it is and in its own dtype.
         images: normalised as in training.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"explain looks into a network, a module; got {type(model).__name__}")
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, MSSAR)]
     if not layers:
         raise ValueError(f"nothing to explain: {type(model).__name__} has no MSSAR in it")
+    if not isinstance(images, Tensor):
+        raise ValueError(f"images are N C H W, a torch.Tensor; got {type(images).__name__}")
     if images.ndim != 4 or not images.is_floating_point():
         raise ValueError(
             "images are N C H W of floating point numbers, normalised as in training; "

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from mssar import fusible
 from mssar.branch import Branch
-from mssar.coordinates import require_count, require_map, size_of
+from mssar.coordinates import require_count, require_map, require_tensor, size_of
 from mssar.kernels import chosen, require_backend
 from mssar.kernels.tail.op import watched
 from mssar.kernels.windows import op  # noqa: F401  (it registers itself)
 from mssar.partition import accumulation
 from mssar.scales import Pools, Separate, coordinate_sets
+from mssar.tracing import recorded
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -107,7 +109,11 @@ class MSSAR(nn.Module):
 
         ``context`` may be given as what :meth:`pool` made of it, so that a network which keeps
         adding channels to one map need not pool them all again at every step.
+
+        Traced by torch.fx, a call is one node.
         """
+        if not isinstance(x, Tensor):
+            return self._recorded(x, context)  # type: ignore[unreachable]
         if context is None and self.context_channels is None and self.strategy == "regional":
             made = fusible.tail(x, self)
             if made is not None:
@@ -136,6 +142,7 @@ class MSSAR(nn.Module):
         In training mode BN takes the batch's statistics and updates its running ones, as forward
         does: look at weights in ``eval()``.
         """
+        require_tensor("x", x)
         size = size_of(x)
         by_scale = weights(self._gates(x, context))
         if not per_scale:
@@ -145,6 +152,7 @@ class MSSAR(nn.Module):
 
     def pool(self, context: Float[Tensor, "N B H W"]) -> Pools:
         """What this layer needs to know of a map, to be passed for it as context."""
+        require_tensor("context", context)
         if isinstance(self.sets, Separate) and chosen(self.backend, context):
             radii = self.sets.radii(size_of(context))
             if radii is not None:
@@ -152,6 +160,11 @@ class MSSAR(nn.Module):
                 maps = torch.ops.mssar.window_means(context, radii)
                 return Pools(tuple(maps), size_of(context), self.sets)
         return self.sets.pool(context)
+
+    def _recorded(self, x: Any, context: Any) -> Any:
+        if not isinstance(x, Proxy):
+            require_tensor("x", x)
+        return recorded(self, x) if context is None else recorded(self, x, context)
 
     def _gates(self, x: Tensor, context: Tensor | Pools | None) -> list[Tensor]:
         require_map("x", x)
@@ -179,7 +192,7 @@ class MSSAR(nn.Module):
                 f"missing context: this MSSAR takes its weights from {self.context_channels} "
                 "channels of another map, so call layer(x, context)"
             )
-        if isinstance(context, Tensor):
+        if not isinstance(context, Pools):
             require_map("context", context)
             context = self.pool(context)
         if context.sets != self.sets:
@@ -243,11 +256,9 @@ class MSSAR(nn.Module):
                 )
         if found is None or isinstance(found, Tensor):
             # Its own, whatever was found: older files have none. It lies where the others do.
-            near = [
-                t for n, t in state_dict.items() if n.startswith(prefix) and hasattr(t, "device")
-            ]
-            device = near[0].device if near else self.coordinates.device
-            state_dict[key] = torch.tensor(code, device=device)
+            others = (t for n, t in state_dict.items() if n.startswith(prefix))
+            near = next((t for t in others if isinstance(t, Tensor)), self.coordinates)
+            state_dict[key] = torch.tensor(code, device=near.device)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )

@@ -19,6 +19,7 @@ from mssar.layer import MSSAR
 from mssar.networks.classifier import Classifier, initialise
 from mssar.networks.recalibration import Recalibration, nothing, recalibrator
 from mssar.scales import Nested, Pools, Separate
+from mssar.tracing import traced
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -70,8 +71,9 @@ class DenseBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C H W"]:
         # Pools of a concatenation are the concatenated pools: carry them along, and pool only the
-        # k new channels of a step, not all of the main vector again.
-        sets = self._sets()
+        # k new channels of a step, not all of the main vector again. What torch.fx records has no
+        # shape to pool by: there each layer pools the main vector for itself.
+        sets = None if traced(x) else self._sets()
         if sets is not None and (bound := self._fused(x)):
             return self._carry(x, bound)
         pools = None if sets is None else sets.pool(x)
