@@ -163,6 +163,21 @@ def test_checkpoints_are_ordered_by_number_not_by_name(tmp_path):
     assert [path.stem for path in checkpoint.checkpoints(tmp_path)] == names
 
 
+def test_a_checkpoint_that_does_not_say_what_its_weights_are_for(tmp_path):
+    """As they were before layers had their coordinates in them."""
+    run, whole, folder = tiny(5, "mssar"), tmp_path / "whole", tmp_path / "stopped"
+    expected = timeless(trained(run, arrays(), whole))
+    shutil.copytree(whole, folder)
+    (folder / RECORD).unlink()
+    (folder / "epoch-0002.safetensors").unlink()
+    progress, tensors = checkpoint.load(folder / "epoch-0001.safetensors")
+    older = {n: t for n, t in tensors.items() if not n.endswith(".coordinates")}
+    assert len(older) == len(tensors) - 3
+    checkpoint.save(folder, progress, older)
+    assert timeless(trained(run, arrays(), folder)) == expected
+    assert_same(learnt(folder), learnt(whole))
+
+
 SPOILT = {
     "truncated": lambda content: content[: len(content) // 2],
     "empty": lambda _: b"",

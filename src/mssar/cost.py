@@ -7,9 +7,11 @@ the papers. Nothing is computed: the network runs on tensors without storage.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import torch
 from torch import nn
@@ -64,6 +66,8 @@ class Cost:
 
 def cost(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) -> Cost:
     """Parameters and multiply-adds for one image of ``size`` C H W; the model is left as it is."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"cost counts a module; got {type(model).__name__}")
     flops = run_hollow(model, require_size(size))
     root = type(model).__name__
     within: tuple[str, ...] = ()  # the recalibrations met so far, so that none counts twice
@@ -90,8 +94,8 @@ def cost(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) -> Cost:
 
 
 def require_size(size: tuple[int, int, int]) -> tuple[int, int, int]:
-    if not isinstance(size, Sequence) or len(size) != 3 or min(size) < 1:
-        raise ValueError(f"size is C, H, W of one image, such as (3, 32, 32); got {size}")
+    if not isinstance(size, Sequence) or len(size) != 3 or not all(map(_counts, size)):
+        raise ValueError(f"size is C, H, W of one image, such as (3, 32, 32); got {size!r}")
     return size
 
 
@@ -110,6 +114,10 @@ def run_hollow(model: nn.Module, size: tuple[int, int, int]) -> dict[str, int]:
     with _evaluating(model), torch.no_grad(), counter:
         functional_call(model, hollow, (image,))
     return {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+
+
+def _counts(n: object) -> bool:
+    return isinstance(n, SupportsIndex) and not isinstance(n, bool) and operator.index(n) > 0
 
 
 def _count(module: nn.Module) -> int:

@@ -41,6 +41,9 @@ class Classifier(nn.Module, ABC):
 
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh linear layer for so many classes; 0 leaves the pooled features."""
+        self._set_classifier(num_classes, self.num_features)
+
+    def _set_classifier(self, num_classes: int, inputs: int) -> None:
         if not isinstance(num_classes, int) or num_classes < 0:
             raise ValueError(f"num_classes is 0 (features) or more; got {num_classes!r}")
         self.num_classes = num_classes
@@ -48,7 +51,7 @@ class Classifier(nn.Module, ABC):
             self.fc = nn.Identity()
             return
         like = next(self.parameters())
-        self.fc = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+        self.fc = nn.Linear(inputs, num_classes, device=like.device, dtype=like.dtype)
         nn.init.zeros_(self.fc.bias)
 
 

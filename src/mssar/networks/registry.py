@@ -1,8 +1,7 @@
-"""The paper's networks by name."""
+"""The networks by name: the paper's, and two more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,14 +12,15 @@ from mssar.networks.cifar_resnet import CifarResNet
 from mssar.networks.classifier import Classifier
 from mssar.networks.densenet import DenseNet
 from mssar.networks.recalibration import OPTIONS, RECALIBRATIONS, Recalibration
-from mssar.networks.resnet import BasicBlock, Bottleneck, ResNet
+from mssar.networks.resnet import BasicBlock, Bottleneck, GroupedBottleneck, ResNet
 
 
 @dataclass(frozen=True)
 class Architecture:
     """How to build a network, and what is particular to it."""
 
-    build: Callable[..., Classifier]
+    network: type[Classifier]
+    shape: tuple[Any, ...]  # what distinguishes it from others of its class
     num_classes: int
     size: tuple[int, int, int]  # of the image it was made for
     defaults: dict[str, Any] = field(default_factory=dict)  # recalibration options
@@ -30,19 +30,20 @@ class Architecture:
 CIFAR: dict[str, Any] = {"num_classes": 10, "size": (3, 32, 32)}
 IMAGENET: dict[str, Any] = {"num_classes": 1000, "size": (3, 224, 224)}
 
+# On a bottleneck's full width the published counts fit SENet's reduction only.
+WIDE: dict[str, Any] = {"defaults": {"reduction": 16}}
+
 NETWORKS: dict[str, Architecture] = {
-    "resnet8": Architecture(partial(CifarResNet, 8), **CIFAR),  # not the paper's: for the demo
-    "resnet20": Architecture(partial(CifarResNet, 20), **CIFAR),
-    "resnet32": Architecture(partial(CifarResNet, 32), **CIFAR),
-    "resnet56": Architecture(partial(CifarResNet, 56), **CIFAR),
-    "densenet100": Architecture(partial(DenseNet, 100, 12), **CIFAR, staged=True),
-    "densenet190": Architecture(partial(DenseNet, 190, 40), **CIFAR, staged=True),
-    "resnet18": Architecture(partial(ResNet, BasicBlock, (2, 2, 2, 2)), **IMAGENET),
-    "resnet34": Architecture(partial(ResNet, BasicBlock, (3, 4, 6, 3)), **IMAGENET),
-    # On a bottleneck's full width the published counts fit SENet's reduction only.
-    "resnext50": Architecture(
-        partial(ResNet, Bottleneck, (3, 4, 6, 3)), **IMAGENET, defaults={"reduction": 16}
-    ),
+    "resnet8": Architecture(CifarResNet, (8,), **CIFAR),  # not the paper's: for the demo
+    "resnet20": Architecture(CifarResNet, (20,), **CIFAR),
+    "resnet32": Architecture(CifarResNet, (32,), **CIFAR),
+    "resnet56": Architecture(CifarResNet, (56,), **CIFAR),
+    "densenet100": Architecture(DenseNet, (100, 12), **CIFAR, staged=True),
+    "densenet190": Architecture(DenseNet, (190, 40), **CIFAR, staged=True),
+    "resnet18": Architecture(ResNet, (BasicBlock, (2, 2, 2, 2)), **IMAGENET),
+    "resnet34": Architecture(ResNet, (BasicBlock, (3, 4, 6, 3)), **IMAGENET),
+    "resnet50": Architecture(ResNet, (Bottleneck, (3, 4, 6, 3)), **IMAGENET, **WIDE),  # nor this
+    "resnext50": Architecture(ResNet, (GroupedBottleneck, (3, 4, 6, 3)), **IMAGENET, **WIDE),
 }
 
 
@@ -61,19 +62,31 @@ def create_model(
     name: str,
     recalibration: str | Recalibration = "none",
     num_classes: int | None = None,
+    in_chans: int = 3,
     **options: Any,
 ) -> Classifier:
-    """One of the paper's networks.
+    """One of the networks.
 
     Args:
         name: one of :func:`list_models`.
         recalibration: "none", "se", "mssar", or a callable from channels to a module.
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
+        in_chans: channels of the images.
         options: for "se" ``reduction`` and ``backend``; for "mssar" ``scales``, ``strategy``,
             ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for DenseNets that
             are recalibrated ``stage``, "multi" or "single". A callable takes its own options with
             it; it is multi-stage if it takes ``context_channels``.
     """
+    chosen = architecture(name)
+    classes = chosen.num_classes if num_classes is None else num_classes
+    built = recalibrating(name, recalibration, **options)
+    return chosen.network(*chosen.shape, num_classes=classes, in_chans=in_chans, **built)
+
+
+def recalibrating(
+    name: str, recalibration: str | Recalibration = "none", **options: Any
+) -> dict[str, Any]:
+    """What a network's class is told of its recalibration; options that it has not are refused."""
     chosen = architecture(name)
     taken = _options(recalibration)
     staging = ("stage",) if chosen.staged and recalibration != "none" else ()
@@ -86,11 +99,7 @@ def create_model(
     factory = recalibration if callable(recalibration) else RECALIBRATIONS[recalibration]
     building = {"stage": options.pop("stage")} if "stage" in options else {}
     settings = {k: v for k, v in chosen.defaults.items() if k in taken} | options
-    return chosen.build(
-        num_classes=chosen.num_classes if num_classes is None else num_classes,
-        recalibration=partial(factory, **settings) if settings else factory,
-        **building,
-    )
+    return {"recalibration": partial(factory, **settings) if settings else factory, **building}
 
 
 def _options(recalibration: str | Recalibration) -> tuple[str, ...]:

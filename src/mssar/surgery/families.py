@@ -209,6 +209,7 @@ FAMILIES: dict[str, Callable[[Any], Place | None]] = {
     "timm.models.convnext.ConvNeXtBlock": _convnext,
     "mssar.networks.resnet.BasicBlock": _ending(_of("own", "BasicBlock"), "bn2"),
     "mssar.networks.resnet.Bottleneck": _ending(_of("own", "Bottleneck"), "bn3"),
+    "mssar.networks.resnet.GroupedBottleneck": _ending(_of("own", "GroupedBottleneck"), "bn3"),
     "mssar.networks.densenet.DenseStep": partial(_dense, _of("own", "DenseStep")),
 }
 KNOWN = (

@@ -22,6 +22,10 @@ class Bottleneck(Holder, resnet.Bottleneck):  # type: ignore[misc]
     pass
 
 
+class GroupedBottleneck(Holder, resnet.GroupedBottleneck):  # type: ignore[misc]
+    pass
+
+
 class DenseStep(Holder, densenet.DenseStep):  # type: ignore[misc]
     """Made single-stage, since nothing took a context; now the weights come from it."""
 

@@ -317,6 +317,8 @@ class Training:
 
 
 def _put(found: dict[str, Tensor], into: dict[str, Tensor], directory: Path) -> None:
+    # Older checkpoints do not say what a layer's weights are for; their run does.
+    into = {n: t for n, t in into.items() if n in found or not n.endswith(".coordinates")}
     for name in found.keys() ^ into.keys():
         raise ValueError(f"{directory}: {name} is in only one of checkpoint and network")
     with torch.no_grad():
