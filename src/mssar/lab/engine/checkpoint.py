@@ -48,10 +48,10 @@ class Progress:
 
 
 def save(directory: Path, progress: Progress, tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint, then let go of all but the last two."""
+    """Write a checkpoint of tensors on the CPU, then let go of all but the last two."""
     step = f"-step-{progress.step:05}" if progress.step else ""
     path = directory / f"epoch-{progress.epoch:04}{step}.safetensors"
-    written = safetensors.torch.save(brought(tensors), {"mssar": json.dumps(asdict(progress))})
+    written = safetensors.torch.save(dict(tensors), {"mssar": json.dumps(asdict(progress))})
     write_whole(path, written)
     for old in checkpoints(directory)[:-KEPT]:
         if old != path:  # later ones may lie there that cannot be read
