@@ -137,7 +137,7 @@ class Times:
 
     def __init__(self, patch: pytest.MonkeyPatch, step: Callable[[int, int], float], save: float):
         self.now, self.seconds, self.calls = 0.0, step, dict[tuple[int, int], int]()
-        real_step, real_save = Learner.step, checkpoint.save
+        real_step, real_save = Learner.step, checkpoint.write
 
         def slow_step(learner: Learner, number: int) -> None:
             key = learner.feed.seed, learner.feed.sizes[number]
@@ -150,7 +150,7 @@ class Times:
             return real_save(*words)
 
         patch.setattr(Learner, "step", slow_step)
-        patch.setattr(checkpoint, "save", slow_save)
+        patch.setattr(checkpoint, "write", slow_save)
         patch.setattr(fleet.time, "monotonic", lambda: self.now)
 
 

@@ -162,21 +162,21 @@ class Training:
         with self.saves.timed(), self.stream:
             losses = self._finite_losses(len(self.feed.sizes))
             wrong = self.world.sum(self.learner.wrong.clone())
-            state = checkpoint.brought(self.learner.state())
+            sums = {"losses": losses.to(wrong.device), "wrong": wrong}
+            state = checkpoint.Brought(self.learner.state() | sums)
             self._require_good(state)
             if self.world.leads:
-                state |= {"losses": losses, "wrong": wrong.cpu()}
                 self.progress.seconds += self._lap()
-                checkpoint.save(self.directory, self.progress, state)
+                checkpoint.write(self.directory, self.progress, state)
             self._kept = self.progress.epoch, self.progress.step
             self.world.wait()  # whoever leaves first has the others stopped
 
-    def _require_good(self, state: dict[str, Tensor]) -> None:
+    def _require_good(self, state: checkpoint.Brought) -> None:
         """The last step may have spoilt what its own loss does not show yet."""
-        spoilt = [name for name, t in state.items() if not t.isfinite().all()]
-        if self.world.any(bool(spoilt), self.execution.device):
+        spoilt = state.spoilt()
+        if self.world.any(spoilt is not None, self.execution.device):
             when = f"after epoch {self.progress.epoch}, step {self.progress.step}"
-            what = f"{spoilt[0] if spoilt else 'a weight'} is not finite {when}"
+            what = f"{spoilt or 'a weight'} is not finite {when}"
             raise DivergedError(what, self.run, self.directory)
 
     @property
