@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from mssar.networks.classifier import Classifier
 from mssar.networks.densenet import DenseNet
 from mssar.networks.recalibration import OPTIONS, RECALIBRATIONS, Recalibration
 from mssar.networks.resnet import BasicBlock, Bottleneck, ResNet
+from mssar.networks.weights import Weights, read
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ def create_model(
     name: str,
     recalibration: str | Recalibration = "none",
     num_classes: int | None = None,
+    *,
+    weights: str | Path | None = None,
     **options: Any,
 ) -> Classifier:
     """One of the paper's networks.
@@ -69,12 +73,17 @@ def create_model(
         name: one of :func:`list_models`.
         recalibration: "none", "se", "mssar", or a callable from channels to a module.
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
+        weights: a safetensors file to load, of this network. What ``mssar weights`` wrote says
+            what it is: the options and the classes left out here are the file's, and ``note`` of
+            the network is what else it says, such as the classes' names and the pixels' mean.
         options: for "se" ``reduction`` and ``backend``; for "mssar" ``scales``, ``strategy``,
             ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for DenseNets that
             are recalibrated ``stage``, "multi" or "single". A callable takes its own options with
             it; it is multi-stage if it takes ``context_channels``.
     """
     chosen = architecture(name)
+    if weights is not None:
+        return _trained(read(weights), name, recalibration, num_classes, options)
     taken = _options(recalibration)
     staging = ("stage",) if chosen.staged and recalibration != "none" else ()
     for option in options:
@@ -91,6 +100,26 @@ def create_model(
         recalibration=partial(factory, **settings) if settings else factory,
         **building,
     )
+
+
+def _trained(
+    found: Weights,
+    name: str,
+    recalibration: str | Recalibration,
+    num_classes: int | None,
+    options: dict[str, Any],
+) -> Classifier:
+    if num_classes and found.classes and num_classes != found.classes:
+        raise ValueError(
+            f"{found.path} is for {found.classes} classes, not {num_classes}: load it as it is, "
+            f"then reset_classifier({num_classes})"
+        )
+    classes = found.classes if num_classes is None else num_classes
+    settled = found.settled(name, recalibration, options)
+    model = create_model(name, recalibration, classes, **settled)
+    found.put(model)
+    model.note = found.note
+    return model
 
 
 def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
