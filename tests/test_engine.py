@@ -15,6 +15,7 @@ from mssar.lab.engine import feed as feeds
 from mssar.lab.engine import training as engine
 from mssar.lab.engine.execution import Execution, choose_device, keep_compiled, settings
 from mssar.lab.engine.step import Examiner, Learner, tally
+from mssar.lab.engine.together import Counters
 from mssar.lab.engine.training import DivergedError
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import ILSVRC2012
@@ -293,6 +294,21 @@ def test_what_is_done_together_is_the_same(monkeypatch, network, recalibration, 
     assert all(p.dtype == torch.float32 for p in together.model.parameters())
 
 
+def test_only_norms_that_were_asked_count():
+    used, idle, frozen = (torch.nn.BatchNorm2d(3) for _ in range(3))
+    counters = Counters(torch.nn.Sequential(used, torch.nn.Sequential(idle, frozen)))
+    assert len(counters.norms) == 3
+    frozen.eval()
+    own = used.num_batches_tracked
+    for _ in range(2):
+        with counters.together():
+            frozen(used(torch.randn(2, 3, 4, 4)))
+    with pytest.raises(KeyError), counters.together():
+        raise KeyError
+    assert used.num_batches_tracked is own
+    assert [int(n.num_batches_tracked) for n in (used, idle, frozen)] == [2, 0, 0]
+
+
 def test_a_step_of_a_small_network_is_few_operations():
     """Of what is not the network there were 64 more, each a kernel."""
 
@@ -300,7 +316,9 @@ def test_a_step_of_a_small_network_is_few_operations():
         calls = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.calls += not func.is_view and func is not torch.ops.aten.empty.memory_format
+            host = any(args and args[0] is number for number in learner.counters.hosts)
+            idle = func.is_view or func is torch.ops.aten.empty.memory_format
+            self.calls += not (host or idle)
             return func(*args, **(kwargs or {}))
 
     run, how = replace(tiny(1), network="resnet20"), replace(CPU, precision="bf16")

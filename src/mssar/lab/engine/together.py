@@ -65,35 +65,37 @@ def _castable(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Paramet
 class Counters:
     """The batches that norms have seen. Each would count by itself, and only checkpoints ask.
 
-    Norms in a block with an MSSAR count as ever: where they are fused, the kernels do.
+    In a forward pass a number on the host stands in for the counter; whoever has counted there is
+    counted for. Norms that are fused with an MSSAR, and its own, are left to the kernels.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.norms = list(_counting(model))
         found = (norm.num_batches_tracked for norm in self.norms)
         self.counts = [count for count in found if count is not None]
+        self.hosts = [torch.zeros((), dtype=torch.int64, device="cpu") for _ in self.counts]
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """One forward pass in training."""
-        if not self.norms:
-            yield
-            return
-        for norm in self.norms:
-            norm._buffers["num_batches_tracked"] = None
+        """One forward pass."""
+        for norm, host in zip(self.norms, self.hosts, strict=True):
+            norm._buffers["num_batches_tracked"] = host.zero_()
         try:
             yield
         finally:
             for norm, count in zip(self.norms, self.counts, strict=True):
                 norm._buffers["num_batches_tracked"] = count
-        torch._foreach_add_(self.counts, 1)
+        seen = [count for count, host in zip(self.counts, self.hosts, strict=True) if host]
+        if seen:
+            torch._foreach_add_(seen, 1)
 
 
 def _counting(module: nn.Module) -> Iterator[nn.BatchNorm2d]:
     children = list(module.children())
-    fused = any(isinstance(child, MSSAR) for child in children)
+    recalibrated = any(isinstance(child, MSSAR) for child in children)
+    fused = getattr(module, "last_norm", None) if recalibrated else None
     for child in children:
         if type(child) is not nn.BatchNorm2d:
             yield from () if isinstance(child, MSSAR) else _counting(child)
-        elif not fused and child.track_running_stats and child.momentum is not None:
+        elif child is not fused and child.track_running_stats and child.momentum is not None:
             yield child
