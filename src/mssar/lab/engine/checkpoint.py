@@ -182,6 +182,32 @@ def _progress(file: Any) -> Progress:
     return made
 
 
+def put(found: dict[str, Tensor], into: dict[str, Tensor], directory: Path) -> None:
+    """A checkpoint's tensors into those of a run, if they are of the same names and shapes."""
+    for name in found.keys() ^ into.keys():
+        raise ValueError(f"{directory}: {name} is in only one of checkpoint and network")
+    with torch.no_grad():
+        for name, tensor in into.items():
+            if tensor.shape != found[name].shape:
+                shapes = f"{tuple(found[name].shape)}, here {tuple(tensor.shape)}"
+                raise ValueError(f"{directory}: {name} is {shapes}")
+            tensor.copy_(found[name])
+
+
+def require_same(there: dict[str, object], here: dict[str, object], directory: Path) -> None:
+    """A ValueError says where the run of a folder is another."""
+    for path, a, b in _differences(there, here):
+        raise ValueError(f"{directory} holds another run: {path} is {a!r} there and {b!r} here")
+
+
+def _differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, object, object]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *(b.keys() - a.keys())]:
+            yield from _differences(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))
+    elif a != b:
+        yield path, a, b
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """A file with all of this in it, or the file as it was before: a full disk leaves no trace."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -131,7 +131,7 @@ class Training:
             found = checkpoint.newest(self.directory, self.observer.said)
             if found:
                 progress, tensors = found
-                _require_same(progress.run, self.run.as_dict(), self.directory)
+                checkpoint.require_same(progress.run, self.run.as_dict(), self.directory)
                 if progress.data != self.data.checksum:
                     raise ValueError(
                         f"{self.directory} was trained on other data called {self.run.dataset}; "
@@ -142,7 +142,7 @@ class Training:
                         f"{self.directory} is trained in {progress.precision}, not in "
                         f"{self.execution.precision}: --precision {progress.precision} goes on"
                     )
-                _put(tensors, state | sums, self.directory)
+                checkpoint.put(tensors, state | sums, self.directory)
         if self.world.size == 1:
             return found[0] if found else None
         at = [found[0].epoch, found[0].step, found[0].interruptions] if found else [-1, 0, 0]
@@ -332,27 +332,3 @@ class Training:
         )
         checkpoint.write_whole(self.directory / result.NAME, record.as_line().encode() + b"\n")
         self.observer.ended(self.run, record)
-
-
-def _put(found: dict[str, Tensor], into: dict[str, Tensor], directory: Path) -> None:
-    for name in found.keys() ^ into.keys():
-        raise ValueError(f"{directory}: {name} is in only one of checkpoint and network")
-    with torch.no_grad():
-        for name, tensor in into.items():
-            if tensor.shape != found[name].shape:
-                shapes = f"{tuple(found[name].shape)}, here {tuple(tensor.shape)}"
-                raise ValueError(f"{directory}: {name} is {shapes}")
-            tensor.copy_(found[name])
-
-
-def _require_same(there: dict[str, object], here: dict[str, object], directory: Path) -> None:
-    for path, a, b in _differences(there, here):
-        raise ValueError(f"{directory} holds another run: {path} is {a!r} there and {b!r} here")
-
-
-def _differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, object, object]]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in [*a, *(b.keys() - a.keys())]:
-            yield from _differences(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))
-    elif a != b:
-        yield path, a, b
