@@ -1,17 +1,21 @@
 """Steps, tests and one run against plain PyTorch.  n batch, D classes."""
 
 import math
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lab import CPU, Log, arrays, feed, learnt, opened, poison, tiny, trained
+from lab import CPU, Log, arrays, assert_same, feed, learnt, opened, poison, program, tiny, trained
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import mssar
 from mssar.lab.engine import feed as feeds
 from mssar.lab.engine import training as engine
-from mssar.lab.engine.execution import Execution, choose_device, settings
+from mssar.lab.engine.execution import Execution, choose_device, keep_compiled, settings
 from mssar.lab.engine.step import Examiner, Learner, tally
+from mssar.lab.engine.together import Counters
 from mssar.lab.engine.training import DivergedError
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import ILSVRC2012
@@ -256,3 +260,122 @@ def test_torchs_switches_are_as_before(before):
         assert switches() == before
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("network", "recalibration"),
+    [("resnet8", "none"), ("resnet8", "se"), ("resnet8", "mssar"), ("densenet100", "mssar")],
+)
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_what_is_done_together_is_the_same(monkeypatch, network, recalibration, precision):
+    """As if autocast had cast each weight, and each norm had counted, by itself: bit for bit."""
+    data, how = arrays(37, 4), replace(CPU, precision=precision)
+    run = replace(tiny(1), network=network, recalibration=recalibration)
+
+    def learn() -> Learner:
+        learner = Learner(run.build(4), feed(data, run), run.recipe, how, ALONE)
+        for epoch in range(1 if network == "densenet100" else 2):
+            learner.begin(epoch, 0, 0.1)
+            for step in range(3):
+                learner.step(step)
+        return learner
+
+    together = learn()
+    assert together.counters.norms
+    if precision == "bf16":
+        assert {"fc.weight", "fc.bias", "conv1.weight"} <= set(together.lowered.names)
+        assert not any("recalibrate" in name for name in together.lowered.names)
+    for name in ("Lowered", "Counters"):
+        monkeypatch.setattr(f"mssar.lab.engine.step.{name}", lambda *_: None)
+    plain = learn()
+    assert (plain.lowered, plain.counters) == (None, None)
+    assert_same(together.state(), plain.state())
+    assert torch.equal(together.losses, plain.losses)
+    assert all(p.dtype == torch.float32 for p in together.model.parameters())
+
+
+def test_only_norms_that_were_asked_count():
+    used, idle, frozen = (torch.nn.BatchNorm2d(3) for _ in range(3))
+    counters = Counters(torch.nn.Sequential(used, torch.nn.Sequential(idle, frozen)))
+    assert len(counters.norms) == 3
+    frozen.eval()
+    own = used.num_batches_tracked
+    for _ in range(2):
+        with counters.together():
+            frozen(used(torch.randn(2, 3, 4, 4)))
+    with pytest.raises(KeyError), counters.together():
+        raise KeyError
+    assert used.num_batches_tracked is own
+    assert [int(n.num_batches_tracked) for n in (used, idle, frozen)] == [2, 0, 0]
+
+
+def test_a_step_of_a_small_network_is_few_operations():
+    """Of what is not the network there were 64 more, each a kernel."""
+
+    class Counting(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            host = any(args and args[0] is number for number in learner.counters.hosts)
+            idle = func.is_view or func is torch.ops.aten.empty.memory_format
+            self.calls += not (host or idle)
+            return func(*args, **(kwargs or {}))
+
+    run, how = replace(tiny(1), network="resnet20"), replace(CPU, precision="bf16")
+    learner = Learner(run.build(4), feed(arrays(), run), run.recipe, how, ALONE)
+    learner.begin(0, 0, 0.1)
+    learner.step(0)
+    with Counting() as counting:
+        learner.step(1)
+    assert counting.calls <= 180
+
+
+COMPILING = """
+from dataclasses import replace
+from lab import *
+from torch._dynamo.testing import CompileCounter
+from mssar.lab.engine.execution import settings
+torch.set_num_threads(1)
+counter, compiled = CompileCounter(), torch.compile
+torch.compile = lambda model, **kinds: compiled(model, backend=counter, **kinds)
+data, how = arrays(), replace(CPU, compile=True)
+with settings(how):
+    for classes in range(4, 9):
+        for seed in (0, 1):
+            run = tiny(seed)
+            learner = Learner(run.build(classes), feed(data, run), run.recipe, how, World())
+            learner.begin(0, 0, 0.1)
+            learner.step(0)
+            learner.step(2)
+            print(counter.frame_count, flush=True)
+"""
+
+
+def test_a_program_is_compiled_once_for_all_seeds_and_anew_for_every_network():
+    """One for each of two batches; also the ninth, although by default the compiler keeps eight
+    of a class and then none."""
+    with program(COMPILING) as process:  # by itself: checked shapes cannot be traced
+        said, _ = process.communicate(timeout=120)
+    assert said.split() == [str(2 + 2 * (number // 2)) for number in range(10)]
+
+
+def test_compiled_kernels_are_kept_beside_the_data_unless_said_otherwise(tmp_path, monkeypatch):
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    monkeypatch.setenv(names[0], "elsewhere")
+    monkeypatch.setenv(names[1], "")  # so that it is put back
+    monkeypatch.delenv(names[1])
+    (tmp_path / "file").touch()
+    keep_compiled(tmp_path / "file")  # cannot be written: as it was
+    assert names[1] not in os.environ
+    keep_compiled(tmp_path)
+    assert os.environ[names[0]] == "elsewhere"
+    assert os.environ[names[1]] == str(tmp_path / "compiled" / mssar.__version__ / "triton")
+
+
+def test_bytes_are_normalised_in_their_own_layout():
+    data = arrays()
+    x = data.train.images[:5].permute(0, 3, 1, 2)
+    found = feeds.Normalise(data, CPU.device)(x)
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (data.mean, data.std))
+    torch.testing.assert_close(found, ((x.double() - mean) / std).float())
+    assert found.is_contiguous(memory_format=torch.channels_last)

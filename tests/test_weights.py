@@ -1,158 +1,199 @@
-"""Weights say what they were trained for, and a layer made for something else refuses them."""
+"""Files of weights: what goes in comes out, and a file of something else is refused in a line."""
 
-import copy
-import io
+import json
 import pickle
+from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from lab import arrays, learnt
+from PIL import Image
+from test_cli import fail
+from test_command_train import invoke, made, run
+from torch import Tensor
 
 import mssar
-from mssar import MSSAR
+from mssar.lab import data, records
+from mssar.lab.engine import checkpoint, weights
+from mssar.lab.engine.evaluate import Trained, trained
+from mssar.networks.weights import NOTE
 
-KEY = "layer1.0.recalibrate.coordinates"
-OTHERS = [
-    pytest.param({"scales": (4, 2, 1)}, "regional scales 4, 2, 1", id="other order"),
-    pytest.param({"scales": (1, 2, 3)}, "regional scales 1, 2, 3", id="other scales"),
-    pytest.param({"strategy": "sliding"}, "sliding scales 1, 2, 4", id="other strategy"),
-]
-
-
-def network(**options) -> nn.Module:
-    return mssar.create_model("resnet8", "mssar", **options)
+DATA = arrays(37, 24, 10)
+WORDS = (
+    "train", "resnet8", "--dataset", "cifar10", "--recalibration", "mssar", "--scales", "1,2",
+    "--epochs", "2", "--batch", "16", "--lr", "0.02", "--padding", "1",
+)  # fmt: skip
 
 
-def older(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As it was saved before weights said anything."""
-    return {name: value for name, value in state.items() if not name.endswith("coordinates")}
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, records.Record]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "load", lambda *_: DATA)
+        patch.chdir(tmp_path_factory.mktemp("runs"))
+        run(*WORDS)
+        (folder,) = Path("runs").glob("cifar10-*")
+        return folder.absolute(), made()[0]
 
 
-def by_torch(net: nn.Module, state: dict[str, torch.Tensor], tmp_path) -> None:
-    torch.save(state, tmp_path / "state.pt")
-    net.load_state_dict(torch.load(tmp_path / "state.pt"))
+@pytest.fixture(autouse=True)
+def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(data, "load", lambda *_: DATA)
+    monkeypatch.chdir(tmp_path)
 
 
-def by_safetensors(net: nn.Module, state: dict[str, torch.Tensor], tmp_path) -> None:
-    safetensors.torch.save_file(state, tmp_path / "state.safetensors")
-    safetensors.torch.load_model(net, tmp_path / "state.safetensors")
+def state_of(folder: Path) -> dict[str, Tensor]:
+    found = learnt(folder)
+    return {k.removeprefix("model."): t for k, t in found.items() if k.startswith("model.")}
 
 
-def loosely(net: nn.Module, state: dict[str, torch.Tensor], _) -> None:
-    net.load_state_dict(state, strict=False)
+def note_of(path: str) -> dict:
+    with safetensors.safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()[NOTE])
 
 
-def assigned(net: nn.Module, state: dict[str, torch.Tensor], _) -> None:
-    net.load_state_dict(state, assign=True)
+@pytest.mark.parametrize("half", [False, True])
+def test_a_finished_run_becomes_a_network_again(finished, half):
+    folder, record = finished
+    said = run("weights", str(folder), "x.safetensors", *(["--half"] if half else [])).stdout
+    stored, state = safetensors.torch.load_file("x.safetensors"), state_of(folder)
+    network = mssar.create_model("resnet8", "mssar", weights="x.safetensors")
+    parameters = dict(network.named_parameters())
+    for name, tensor in network.state_dict().items():
+        short = half and name in parameters
+        assert stored[name].dtype == (torch.float16 if short else state[name].dtype), name
+        assert tensor.dtype == state[name].dtype
+        assert torch.equal(tensor, state[name].half().float() if short else state[name]), name
+    assert stored.keys() == state.keys()
+    layer = network.layer1[0].recalibrate
+    assert layer.scales == (1, 2)  # as the file says
+    assert network.num_classes == 10
+    note = network.note
+    assert note == note_of("x.safetensors")
+    assert (note["network"], note["recalibration"], note["dataset"]) == (
+        "resnet8", "mssar", "cifar10",
+    )  # fmt: skip
+    assert note["classes"] == list(DATA.classes)
+    assert note["recorded_error"] == record.error
+    x = DATA.test.images.permute(0, 3, 1, 2) / 255.0
+    mean, std = (torch.tensor(note[name]).view(3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        wrong = network.eval()((x - mean) / std).argmax(1) != DATA.test.labels
+    assert note["error"] == pytest.approx(100 * float(wrong.float().mean()))
+    if not half:
+        assert note["error"] == record.error
+    again = f"error {note['error']:.2f}% measured again, {record.error:.2f}% recorded"
+    assert again in said
+    tested = json.loads(run("eval", "x.safetensors", "--json").stdout)
+    assert (tested["error"], tested["run"], tested["epoch"]) == (note["error"], record.run, 2)
 
 
-def halved(net: nn.Module, state: dict[str, torch.Tensor], _) -> None:
-    net.load_state_dict({name: value.bfloat16() for name, value in state.items()})
+def test_whole_numbers_and_statistics_travel_unchanged(finished):
+    """Whatever buffers a layer may come to have."""
+    chosen = trained(finished[0])
+    coordinates = torch.tensor([2**40 + 1, -3])
+    chosen.model.layer1.register_buffer("coordinates", coordinates)
+    state = weights.convert(chosen, half=True)
+    assert torch.equal(state["layer1.coordinates"], coordinates)
+    assert state["bn1.running_var"].dtype == torch.float32
+    assert state["bn1.weight"].dtype == torch.float16
+    with torch.no_grad():
+        chosen.model.fc.bias[0] = 1e5
+    with pytest.raises(ValueError, match=r"fc.bias has numbers too large for half precision"):
+        weights.convert(chosen, half=True)
 
 
-@pytest.mark.parametrize("load", [by_torch, by_safetensors, loosely, assigned, halved])
-@pytest.mark.parametrize(("options", "described"), OTHERS)
-def test_weights_of_another_configuration_are_refused(options, described, load, tmp_path):
-    net, state = network(), network(**options).state_dict()
-    said = (
-        f"{KEY}: the weights were trained for {described}, "
-        "this MSSAR is made for regional scales 1, 2, 4"
-    )
-    with pytest.raises(RuntimeError) as refused:
-        load(net, state, tmp_path)
-    assert said in [line.strip() for line in str(refused.value).splitlines()]
-    load(net, network().state_dict(), tmp_path)
+def test_any_state_dict_and_a_checkpoint_can_be_loaded(finished):
+    network = mssar.create_model("resnet8", "se", 7)
+    safetensors.torch.save_file(network.state_dict(), "plain.safetensors")
+    again = mssar.create_model("resnet8", "se", weights="plain.safetensors")
+    assert again.num_classes == 7
+    assert again.note is None
+    assert torch.equal(again.fc.weight, network.fc.weight)
+    last = checkpoint.checkpoints(finished[0])[-1]
+    again = mssar.create_model("resnet8", "mssar", weights=last)
+    assert torch.equal(again.fc.weight, state_of(finished[0])["fc.weight"])
+    features = mssar.create_model("resnet8", "mssar", 0, weights=last)
+    x = torch.randn(2, 3, 8, 8)
+    expected = again.eval().forward_head(again.forward_features(x), pre_logits=True)
+    assert torch.equal(features.eval()(x), expected)
 
 
-@pytest.mark.parametrize("load", [by_torch, by_safetensors, loosely, assigned])
-@pytest.mark.parametrize("meta", [False, True], ids=["made", "meta"])
-def test_older_weights_load_as_before(load, meta, tmp_path):
-    state, x = network().state_dict(), torch.randn(2, 3, 16, 16)
-    net = network()
-    if meta:
-        with torch.device("meta"):
-            net = network()
-        if load is not assigned:
-            net.to_empty(device="cpu")
-    load(net, older(state), tmp_path)
-    expected = network()
-    expected.load_state_dict(state)
-    torch.testing.assert_close(net(x), expected(x), rtol=0, atol=0)
-    for name, value in net.state_dict().items():
-        assert value.device.type == "cpu", name
-    assert net.layer1[0].recalibrate.coordinates.tolist() == [0, 1, 2, 4]
-    found = net.load_state_dict(older(state), strict=False)
-    assert not found.missing_keys
-    assert not found.unexpected_keys
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"name": "resnet20"}, "holds resnet8 with 'mssar', not resnet20 with 'mssar'"),
+        ({"recalibration": "none"}, "holds resnet8 with 'mssar', not resnet8 with 'none'"),
+        ({"num_classes": 100}, r"for 10 classes, not 100: .*reset_classifier\(100\)"),
+        ({"scales": (1,)}, r"holds resnet8 with 'mssar' and scales=\(1, 2\), not scales=\(1,\)"),
+        ({"grid": 1}, "has no option 'grid'"),
+    ],
+)
+def test_a_file_of_another_network_is_refused_in_a_line(finished, asked, message):
+    run("weights", str(finished[0]), "x.safetensors")
+    words = {"name": "resnet8", "recalibration": "mssar", "weights": "x.safetensors", **asked}
+    with pytest.raises(ValueError, match=message) as found:
+        mssar.create_model(**words)
+    assert "\n" not in str(found.value)
 
 
-def test_what_is_missing_besides_is_said():
-    state = older(MSSAR(6).state_dict())
-    del state["branches.1.norm2.bias"]
-    assert MSSAR(6).load_state_dict(state, strict=False).missing_keys == ["branches.1.norm2.bias"]
-    with pytest.raises(RuntimeError, match=r"coordinates.*expected torch.Tensor"):
-        MSSAR(6).load_state_dict({**state, "coordinates": "regional"}, strict=False)
+@pytest.mark.parametrize("name", ["x.pt", "x.pth", "x.safetensors"])
+def test_a_pickle_is_never_opened(monkeypatch, name):
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("unpickled")
+
+    Path(name).write_bytes(pickle.dumps({"fc.weight": 1}))
+    for place, word in ((torch, "load"), (pickle, "load"), (pickle, "loads")):
+        monkeypatch.setattr(place, word, never)
+    message = f"{name} is (a pickle, which may run anything|no safetensors file)"
+    with pytest.raises(ValueError, match=message):
+        mssar.create_model("resnet8", weights=name)
 
 
-def test_a_strategy_that_is_not_known_yet_is_refused():
-    state = MSSAR(6).state_dict() | {"coordinates": torch.tensor([7, 1, 2, 4])}
-    with pytest.raises(RuntimeError, match=r"trained for strategy 7 scales 1, 2, 4, "):
-        MSSAR(6).load_state_dict(state)
+def test_what_else_is_no_file_of_weights(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no file nowhere.safetensors"):
+        mssar.create_model("resnet8", weights="nowhere.safetensors")
+    for note in ("{", "[1]", '{"network": "resnet8"}'):
+        safetensors.torch.save_file({"x": torch.zeros(1)}, "x.safetensors", {NOTE: note})
+        with pytest.raises(ValueError, match=r"x.safetensors: its note cannot be read"):
+            mssar.create_model("resnet8", weights="x.safetensors")
+    safetensors.torch.save_file({"x": torch.zeros(1)}, "x.safetensors")
+    with pytest.raises(ValueError, match=r"x.safetensors does not fit this network: .*conv1"):
+        mssar.create_model("resnet8", weights=tmp_path / "x.safetensors")
 
 
-def test_meta_to_meta_says_nothing():
-    with torch.device("meta"):
-        network().load_state_dict(network(scales=(4, 2, 1)).state_dict())  # unread
-        network().load_state_dict(older(network().state_dict()))
+def test_only_the_last_epoch_of_a_finished_run_is_written(capsys, monkeypatch, finished):
+    assert "holds no finished run" in fail(capsys, monkeypatch, "weights", "runs", "x.safetensors")
+    folder = str(finished[0])
+    assert "ends in .safetensors" in fail(capsys, monkeypatch, "weights", folder, "x.pt")
+    line = fail(capsys, monkeypatch, "weights", folder, "nowhere/x.safetensors")
+    assert "there is no folder nowhere" in line
+    other = arrays(38, 24, 10)
+    monkeypatch.setattr(data, "load", lambda *_: other)
+    line = fail(capsys, monkeypatch, "weights", folder, "x.safetensors")
+    assert "tiny is not what resnet8 mssar scales=1,2 was trained on" in line
+    assert not Path("x.safetensors").exists()
 
 
-def test_what_was_given_memory_can_begin_anew():
-    layer = MSSAR(6, (1, 3), "sliding", device="meta").to_empty(device="cpu")
-    for tensor in (*layer.parameters(), *layer.buffers()):
-        tensor.data.fill_(9)
-    layer.reset_parameters()
-    assert layer.coordinates.tolist() == [1, 1, 3]
-    assert layer.branches[1].norm2.weight.tolist() == [1] * 6
-    assert layer.branches[1].reduce.weight.std() > 0
+def test_own_pictures_are_explained_without_the_data_set(monkeypatch, finished):
+    run("weights", str(finished[0]), "x.safetensors")
+    Image.fromarray(DATA.test.images[3].numpy()).resize((20, 16)).save("cat.png")
+    with_data = json.loads(run("explain", "x.safetensors", "cat.png", "--json").stdout)
+
+    def missing(*_: object) -> None:
+        raise ValueError("get it first")
+
+    monkeypatch.setattr(data, "load", missing)
+    without = json.loads(run("explain", "x.safetensors", "cat.png", "--json").stdout)
+    found = without["images"][0]["probability"]
+    assert found == pytest.approx(with_data["images"][0]["probability"], rel=1e-5)
+    assert without["blocks"][0]["scales"] == [1, 2]
+    asked = invoke("explain", "x.safetensors", "test:3")
+    assert isinstance(asked.exception, ValueError)
 
 
-def test_averages_of_weights_are_still_of_that_configuration():
-    layer = MSSAR(6, (1, 3))
-    average = get_ema_multi_avg_fn(0.9995)  # 3 · 0.9995 + 3 · 0.0005, cut off, is 2
-    mean = AveragedModel(layer, multi_avg_fn=average, use_buffers=True)
-    for _ in range(3):
-        mean.update_parameters(layer)
-    assert mean.module.coordinates.tolist() == [0, 1, 2]
-    MSSAR(6, (1, 3)).load_state_dict(mean.module.state_dict(), strict=True)
-    assert mean.module.coordinates.tolist() == [0, 1, 3]
-
-
-def test_a_layer_pickled_before_weights_said_anything_still_works():
-    layer, x = MSSAR(6, (2, 3)).eval(), torch.randn(2, 6, 7, 9)
-    kept = copy.deepcopy(layer)
-    del layer._buffers["coordinates"]
-    for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
-        assert torch.equal(other(x), kept(x))
-        other.load_state_dict(kept.state_dict(), strict=True)
-        assert other.state_dict().keys() == kept.state_dict().keys()
-        with pytest.raises(RuntimeError, match="trained for regional scales 3, 2, "):
-            other.load_state_dict(MSSAR(6, (3, 2)).state_dict())
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
-def test_no_type_changes_it(kind):
-    layer = MSSAR(6).to(kind)
-    assert layer.coordinates.dtype is torch.int64
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    assert torch.load(file, weights_only=False).coordinates.tolist() == [0, 1, 2, 4]
-
-
-def test_an_exported_program_carries_it(unchecked):
-    layer, x = unchecked.MSSAR(6).eval(), torch.randn(2, 6, 7, 9)
-    program = torch.export.export(layer, (x,))
-    assert program.state_dict["coordinates"].tolist() == [0, 1, 2, 4]
-    torch.testing.assert_close(program.module()(x), layer(x))
+def test_a_checkpoint_is_no_file_of_weights(finished):
+    chosen = trained(checkpoint.checkpoints(finished[0])[0])
+    assert isinstance(chosen, Trained)
+    assert chosen.note is None
+    assert chosen.progress.epoch == 1

@@ -19,6 +19,7 @@ from mssar.lab.commands.explain import explain
 from mssar.lab.commands.report import report
 from mssar.lab.commands.reproduce import reproduce
 from mssar.lab.commands.train import train
+from mssar.lab.commands.weights import weights
 
 app = typer.Typer(
     name="mssar",
@@ -31,6 +32,7 @@ app.command()(demo)
 app.add_typer(data, name="data")
 app.command()(train)
 app.command("eval")(evaluate)
+app.command()(weights)
 app.command()(explain)
 app.command()(reproduce)
 app.command()(report)

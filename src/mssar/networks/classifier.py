@@ -6,7 +6,7 @@ The names are timm's, so that code written for its models works on these.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ class Classifier(nn.Module, ABC):
     num_features: int
     num_classes: int
     fc: nn.Linear | nn.Identity
+    note: dict[str, Any] | None = None  # what the file says that its weights came from
 
     @abstractmethod
     def forward_features(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from mssar.networks.classifier import Classifier
 from mssar.networks.densenet import DenseNet
 from mssar.networks.recalibration import OPTIONS, RECALIBRATIONS, Recalibration
 from mssar.networks.resnet import BasicBlock, Bottleneck, GroupedBottleneck, ResNet
+from mssar.networks.weights import Weights, read
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ def create_model(
     recalibration: str | Recalibration = "none",
     num_classes: int | None = None,
     in_chans: int = 3,
+    *,
+    weights: str | Path | None = None,
     **options: Any,
 ) -> Classifier:
     """One of the networks.
@@ -72,12 +76,17 @@ def create_model(
         recalibration: "none", "se", "mssar", or a callable from channels to a module.
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
         in_chans: channels of the images.
+        weights: a safetensors file to load, of this network. What ``mssar weights`` wrote says
+            what it is: the options and the classes left out here are the file's, and ``note`` of
+            the network is what else it says, such as the classes' names and the pixels' mean.
         options: for "se" ``reduction`` and ``backend``; for "mssar" ``scales``, ``strategy``,
             ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for DenseNets that
             are recalibrated ``stage``, "multi" or "single". A callable takes its own options with
             it; it is multi-stage if it takes ``context_channels``.
     """
     chosen = architecture(name)
+    if weights is not None:
+        return _trained(read(weights), name, recalibration, num_classes, in_chans, options)
     classes = chosen.num_classes if num_classes is None else num_classes
     built = recalibrating(name, recalibration, **options)
     return chosen.network(*chosen.shape, num_classes=classes, in_chans=in_chans, **built)
@@ -100,6 +109,27 @@ def recalibrating(
     building = {"stage": options.pop("stage")} if "stage" in options else {}
     settings = {k: v for k, v in chosen.defaults.items() if k in taken} | options
     return {"recalibration": partial(factory, **settings) if settings else factory, **building}
+
+
+def _trained(
+    found: Weights,
+    name: str,
+    recalibration: str | Recalibration,
+    num_classes: int | None,
+    in_chans: int,
+    options: dict[str, Any],
+) -> Classifier:
+    if num_classes and found.classes and num_classes != found.classes:
+        raise ValueError(
+            f"{found.path} is for {found.classes} classes, not {num_classes}: load it as it is, "
+            f"then reset_classifier({num_classes})"
+        )
+    classes = found.classes if num_classes is None else num_classes
+    settled = found.settled(name, recalibration, options)
+    model = create_model(name, recalibration, classes, in_chans, **settled)
+    found.put(model)
+    model.note = found.note
+    return model
 
 
 def _options(recalibration: str | Recalibration) -> tuple[str, ...]:

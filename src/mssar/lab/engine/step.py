@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import Feed
+from mssar.lab.engine.together import Counters, Lowered
 from mssar.lab.engine.world import World, synchronise_norms
 from mssar.lab.recipes import Recipe
 
@@ -55,13 +56,20 @@ class Learner:
         if recipe.momentum:  # from zero the first step is what it would be without a buffer
             for p in self.model.parameters():
                 self.optimiser.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        self.forward = self._wrapped()
+        # A compiler fuses what is small by itself, and DDP watches the weights.
+        plain = world.size == 1 and not execution.compile
+        lower = plain and execution.precision == "bf16"
+        self.lowered = Lowered(self.model, torch.bfloat16) if lower else None
+        self.counters = Counters(self.model) if plain else None
+        self.forward = self.lowered or self._wrapped()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def _wrapped(self) -> Callable[[Tensor], Tensor]:
         forward: Any = self.model
         if self.execution.compile:
-            forward = torch.compile(forward)
+            # There are two sizes of batches. A program for any size would be slower, and once the
+            # last batch was met every network after it would get one.
+            forward = torch.compile(forward, dynamic=False)
         if self.world.size > 1:
             on = [self.execution.device] if self.execution.device.type == "cuda" else None
             # The leader's running statistics are shared before each test; training needs none.
@@ -99,18 +107,25 @@ class Learner:
     def _body(self, size: int, total: int) -> None:
         self.optimiser.zero_grad(set_to_none=True)
         x, y = self.feed.take(self.counter, size)
-        with self.execution.autocast():
+        with self.execution.autocast(), self._counting():
             logits = self.forward(x)
         loss = F.cross_entropy(logits.float(), y, reduction="sum") / total
         # Gradients are averaged over processes, losses are shares of one mean.
-        (loss * self.world.size).backward()
+        (loss * self.world.size if self.world.size > 1 else loss).backward()
+        if self.lowered:
+            self.lowered.hand_back()
         self.optimiser.step()
         with torch.no_grad():
             at = self.counter.view(1)
             self.losses.index_copy_(0, at, loss.detach().view(1))
-            missed = (logits.argmax(1) != y) & (y >= 0)
+            missed = logits.argmax(1) != y
+            if self.feed.loads:  # a file that cannot be read has no label
+                missed &= y >= 0
             self.wrong.index_copy_(0, at, missed.sum().view(1))
             self.counter += 1
+
+    def _counting(self) -> AbstractContextManager[None]:
+        return self.counters.together() if self.counters else nullcontext()
 
     def _capture(self, size: int, total: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
