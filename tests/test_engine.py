@@ -7,15 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from lab import CPU, Log, arrays, assert_same, feed, learnt, opened, poison, program, tiny, trained
-from torch.utils._python_dispatch import TorchDispatchMode
+from lab import CPU, Log, arrays, feed, learnt, opened, poison, program, tiny, trained
 
 import mssar
 from mssar.lab.engine import feed as feeds
 from mssar.lab.engine import training as engine
 from mssar.lab.engine.execution import Execution, choose_device, keep_compiled, settings
 from mssar.lab.engine.step import Examiner, Learner, tally
-from mssar.lab.engine.together import Counters
 from mssar.lab.engine.training import DivergedError
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import ILSVRC2012
@@ -260,74 +258,6 @@ def test_torchs_switches_are_as_before(before):
         assert switches() == before
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize(
-    ("network", "recalibration"),
-    [("resnet8", "none"), ("resnet8", "se"), ("resnet8", "mssar"), ("densenet100", "mssar")],
-)
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_what_is_done_together_is_the_same(monkeypatch, network, recalibration, precision):
-    """As if autocast had cast each weight, and each norm had counted, by itself: bit for bit."""
-    data, how = arrays(37, 4), replace(CPU, precision=precision)
-    run = replace(tiny(1), network=network, recalibration=recalibration)
-
-    def learn() -> Learner:
-        learner = Learner(run.build(4), feed(data, run), run.recipe, how, ALONE)
-        for epoch in range(1 if network == "densenet100" else 2):
-            learner.begin(epoch, 0, 0.1)
-            for step in range(3):
-                learner.step(step)
-        return learner
-
-    together = learn()
-    assert together.counters.norms
-    if precision == "bf16":
-        assert {"fc.weight", "fc.bias", "conv1.weight"} <= set(together.lowered.names)
-        assert not any("recalibrate" in name for name in together.lowered.names)
-    for name in ("Lowered", "Counters"):
-        monkeypatch.setattr(f"mssar.lab.engine.step.{name}", lambda *_: None)
-    plain = learn()
-    assert (plain.lowered, plain.counters) == (None, None)
-    assert_same(together.state(), plain.state())
-    assert torch.equal(together.losses, plain.losses)
-    assert all(p.dtype == torch.float32 for p in together.model.parameters())
-
-
-def test_only_norms_that_were_asked_count():
-    used, idle, frozen = (torch.nn.BatchNorm2d(3) for _ in range(3))
-    counters = Counters(torch.nn.Sequential(used, torch.nn.Sequential(idle, frozen)))
-    assert len(counters.norms) == 3
-    frozen.eval()
-    own = used.num_batches_tracked
-    for _ in range(2):
-        with counters.together():
-            frozen(used(torch.randn(2, 3, 4, 4)))
-    with pytest.raises(KeyError), counters.together():
-        raise KeyError
-    assert used.num_batches_tracked is own
-    assert [int(n.num_batches_tracked) for n in (used, idle, frozen)] == [2, 0, 0]
-
-
-def test_a_step_of_a_small_network_is_few_operations():
-    """Of what is not the network there were 64 more, each a kernel."""
-
-    class Counting(TorchDispatchMode):
-        calls = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            host = any(args and args[0] is number for number in learner.counters.hosts)
-            idle = func.is_view or func is torch.ops.aten.empty.memory_format
-            self.calls += not (host or idle)
-            return func(*args, **(kwargs or {}))
-
-    run, how = replace(tiny(1), network="resnet20"), replace(CPU, precision="bf16")
-    learner = Learner(run.build(4), feed(arrays(), run), run.recipe, how, ALONE)
-    learner.begin(0, 0, 0.1)
-    learner.step(0)
-    with Counting() as counting:
-        learner.step(1)
-    assert counting.calls <= 180
 
 
 COMPILING = """

@@ -63,17 +63,6 @@ def test_a_graph_computes_what_the_steps_do(kind, tmp_path):
     assert same(graph, eager)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_done_together_is_the_same(kind, tmp_path, monkeypatch):
-    """Casting all weights in one go, and counting batches for all norms; see together.py."""
-    run, how = tiny(recalibration=kind), cuda(precision="bf16")
-    (together,) = run_all([run], how, tmp_path / "together")
-    for name in ("Lowered", "Counters"):
-        monkeypatch.setattr(f"mssar.lab.engine.step.{name}", lambda *_: None)
-    (plain,) = run_all([run], how, tmp_path / "plain")
-    assert same(together, plain)
-
-
 @pytest.mark.parametrize("capturing", [False, True])
 def test_a_run_that_is_out_of_memory_costs_the_others_nothing(tmp_path, monkeypatch, capturing):
     body = Learner._body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import Feed
-from mssar.lab.engine.together import Counters, Lowered
 from mssar.lab.engine.world import World, synchronise_norms
 from mssar.lab.recipes import Recipe
 
@@ -56,12 +55,7 @@ class Learner:
         if recipe.momentum:  # from zero the first step is what it would be without a buffer
             for p in self.model.parameters():
                 self.optimiser.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        # A compiler fuses what is small by itself, and DDP watches the weights.
-        plain = world.size == 1 and not execution.compile
-        lower = plain and execution.precision == "bf16"
-        self.lowered = Lowered(self.model, torch.bfloat16) if lower else None
-        self.counters = Counters(self.model) if plain else None
-        self.forward = self.lowered or self._wrapped()
+        self.forward = self._wrapped()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def _wrapped(self) -> Callable[[Tensor], Tensor]:
@@ -107,13 +101,11 @@ class Learner:
     def _body(self, size: int, total: int) -> None:
         self.optimiser.zero_grad(set_to_none=True)
         x, y = self.feed.take(self.counter, size)
-        with self.execution.autocast(), self._counting():
+        with self.execution.autocast():
             logits = self.forward(x)
         loss = F.cross_entropy(logits.float(), y, reduction="sum") / total
         # Gradients are averaged over processes, losses are shares of one mean.
         (loss * self.world.size if self.world.size > 1 else loss).backward()
-        if self.lowered:
-            self.lowered.hand_back()
         self.optimiser.step()
         with torch.no_grad():
             at = self.counter.view(1)
@@ -123,9 +115,6 @@ class Learner:
                 missed &= y >= 0
             self.wrong.index_copy_(0, at, missed.sum().view(1))
             self.counter += 1
-
-    def _counting(self) -> AbstractContextManager[None]:
-        return self.counters.together() if self.counters else nullcontext()
 
     def _capture(self, size: int, total: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
