@@ -16,7 +16,7 @@ def join(optimizer: Optimizer, new: Iterable[tuple[nn.Module, Iterable[nn.Parame
     group is added as long as one fits: schedulers have a rate for each that was there.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    strangers = []
+    strangers: list[nn.Parameter] = []
     for layer, beside in new:
         near: dict[bool, dict[str, Any]] = {}
         for parameter in beside:
