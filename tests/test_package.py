@@ -66,7 +66,7 @@ for backend in ("auto", "reference", "triton"):
 def test_public_names():
     assert mssar.__all__ == sorted(mssar.__all__)
     assert all(hasattr(mssar, name) for name in mssar.__all__)
-    names = "MSSAR Regional Sliding cost create_model explain list_models tail"
+    names = "MSSAR Regional Sliding cost create_model explain export list_models tail"
     assert mssar.__all__ == names.split()
 
 

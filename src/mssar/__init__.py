@@ -3,9 +3,20 @@
 from mssar.coordinates import Regional, Sliding
 from mssar.cost import cost
 from mssar.explain import explain
+from mssar.export import export
 from mssar.layer import MSSAR
 from mssar.networks import create_model, list_models
 from mssar.tail import tail
 
 __version__ = "0.1.0"
-__all__ = ["MSSAR", "Regional", "Sliding", "cost", "create_model", "explain", "list_models", "tail"]
+__all__ = [
+    "MSSAR",
+    "Regional",
+    "Sliding",
+    "cost",
+    "create_model",
+    "explain",
+    "export",
+    "list_models",
+    "tail",
+]

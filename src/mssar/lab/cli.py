@@ -16,6 +16,7 @@ from mssar.lab.commands.data import app as data
 from mssar.lab.commands.demo import demo
 from mssar.lab.commands.evaluate import evaluate
 from mssar.lab.commands.explain import explain
+from mssar.lab.commands.export import export
 from mssar.lab.commands.report import report
 from mssar.lab.commands.reproduce import reproduce
 from mssar.lab.commands.train import train
@@ -32,6 +33,7 @@ app.add_typer(data, name="data")
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(explain)
+app.command()(export)
 app.command()(reproduce)
 app.command()(report)
 app.command()(cost)
