@@ -11,6 +11,7 @@ import typer
 
 import mssar
 from mssar.lab.commands.bench import bench
+from mssar.lab.commands.compare import compare
 from mssar.lab.commands.cost import cost
 from mssar.lab.commands.data import app as data
 from mssar.lab.commands.demo import demo
@@ -35,6 +36,7 @@ app.command("eval")(evaluate)
 app.command()(explain)
 app.command()(export)
 app.command()(reproduce)
+app.command()(compare)
 app.command()(report)
 app.command()(cost)
 app.command()(bench)

@@ -12,7 +12,7 @@ from torch import nn
 from mssar.networks.cifar_resnet import CifarResNet
 from mssar.networks.classifier import Classifier
 from mssar.networks.densenet import DenseNet
-from mssar.networks.recalibration import OPTIONS, RECALIBRATIONS, Recalibration
+from mssar.networks.recalibration import OPTIONS, OURS, RECALIBRATIONS, Recalibration
 from mssar.networks.resnet import BasicBlock, Bottleneck, ResNet
 
 
@@ -67,16 +67,20 @@ def create_model(
 
     Args:
         name: one of :func:`list_models`.
-        recalibration: "none", "se", "mssar", or a callable from channels to a module.
+        recalibration: "none", "se", "mssar", a callable from channels to a module, or for
+            comparison "eca", "cbam", "coord", "ela", "ge" (timm's) or "simam".
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
         options: for "se" ``reduction`` and ``backend``; for "mssar" ``scales``, ``strategy``,
-            ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for DenseNets that
-            are recalibrated ``stage``, "multi" or "single". A callable takes its own options with
-            it; it is multi-stage if it takes ``context_channels``.
+            ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for "cbam" and
+            "coord" ``reduction``; for DenseNets with one of ours or a callable ``stage``, "multi"
+            or "single". A callable takes its own options with it; it is multi-stage if it takes
+            ``context_channels``.
     """
     chosen = architecture(name)
     taken = _options(recalibration)
-    staging = ("stage",) if chosen.staged and recalibration != "none" else ()
+    staging = (
+        ("stage",) if chosen.staged and (callable(recalibration) or recalibration in OURS) else ()
+    )
     for option in options:
         if option not in taken + staging:
             raise ValueError(
@@ -102,4 +106,4 @@ def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
             f"module; got {recalibration!r}"
         )
     taken = OPTIONS[recalibration]
-    return (*taken, "backend") if taken else ()
+    return (*taken, "backend") if recalibration in OURS else taken
