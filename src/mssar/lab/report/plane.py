@@ -63,11 +63,11 @@ def svg(points: Sequence[Point], x_name: str, y_name: str, label: str) -> str:
     for number, text in x.ticks():
         at = x.at(number)
         parts.append(f'<line class="rule" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        parts.append(_text(at, HEIGHT - BOTTOM + 18, text, "tick", "middle"))
+        parts.append(_text(at, HEIGHT - BOTTOM + 18, text, "number", "middle"))
     for number, text in y.ticks():
         at = y.at(number)
         parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(_text(LEFT - 8, at + 4, text, "tick", "end"))
+        parts.append(_text(LEFT - 8, at + 4, text, "number", "end"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_name, "axis", "middle"))
     parts.append(_text(8, TOP - 12, y_name, "axis", "start"))
     parts += [_point(p, x, y) for p in points]
@@ -91,11 +91,13 @@ def _point(p: Point, x: _Axis, y: _Axis) -> str:
 
 
 def _names(points: Sequence[Point], x: _Axis, y: _Axis) -> list[str]:
-    """Each where nothing else is: to the right if it can be, else left, above or below."""
+    """Each where nothing else is, if there is such a place near it; on strokes if it must."""
     taken = []
     for p in points:
         cx, cy = x.at(p.x[0]), y.at(p.y[0])
         taken.append(_Box(cx - RADIUS, cy - RADIUS, cx + RADIUS, cy + RADIUS))
+    strokes = [_Box(x.at(p.x[0]), y.at(p.y[2]), x.at(p.x[0]), y.at(p.y[1])) for p in points]
+    strokes += [_Box(x.at(p.x[1]), y.at(p.y[0]), x.at(p.x[2]), y.at(p.y[0])) for p in points]
     made = []
     for p in points:
         cx, cy, wide = x.at(p.x[0]), y.at(p.y[0]), LETTER * len(p.name)
@@ -113,7 +115,8 @@ def _names(points: Sequence[Point], x: _Axis, y: _Axis) -> list[str]:
             and box.bottom < HEIGHT - BOTTOM
             and not any(box.meets(other) for other in taken)
         ]
-        box = (free or boxes)[0]
+        clear = [box for box in free if not any(box.meets(stroke) for stroke in strokes)]
+        box = (clear or free or boxes)[0]
         taken.append(box)
         made.append(_text(round(box.left, 1), round(box.bottom - 3, 1), p.name, "name", "start"))
     return made
