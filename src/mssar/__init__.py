@@ -5,7 +5,7 @@ from mssar.cost import cost
 from mssar.explain import explain
 from mssar.export import export
 from mssar.layer import MSSAR
-from mssar.networks import create_model, list_models
+from mssar.networks import create_model, from_pretrained, list_models
 from mssar.tail import tail
 
 __version__ = "0.1.0"
@@ -17,6 +17,7 @@ __all__ = [
     "create_model",
     "explain",
     "export",
+    "from_pretrained",
     "list_models",
     "tail",
 ]

@@ -5,6 +5,7 @@ from mssar.networks.classifier import Classifier
 from mssar.networks.densenet import DenseNet
 from mssar.networks.registry import create_model, list_models
 from mssar.networks.resnet import BasicBlock, Bottleneck, ResNet
+from mssar.networks.sharing import from_pretrained
 
 __all__ = [
     "BasicBlock",
@@ -14,5 +15,6 @@ __all__ = [
     "DenseNet",
     "ResNet",
     "create_model",
+    "from_pretrained",
     "list_models",
 ]

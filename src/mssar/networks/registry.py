@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,11 +91,24 @@ def create_model(
     factory = recalibration if callable(recalibration) else RECALIBRATIONS[recalibration]
     building = {"stage": options.pop("stage")} if "stage" in options else {}
     settings = {k: v for k, v in chosen.defaults.items() if k in taken} | options
-    return chosen.build(
+    made = chosen.build(
         num_classes=chosen.num_classes if num_classes is None else num_classes,
         recalibration=partial(factory, **settings) if settings else factory,
         **building,
     )
+    if isinstance(recalibration, str):
+        settled = _settled(recalibration, settings)
+        if staging:
+            settled["stage"] = building.get("stage", "multi")
+        made.origin = {"network": name, "recalibration": recalibration, "options": settled}
+    return made
+
+
+def _settled(recalibration: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """All that decides what is computed, so that it stays so whatever the defaults become."""
+    usual = inspect.signature(RECALIBRATIONS[recalibration]).parameters
+    found = {k: settings.get(k, usual[k].default) for k in OPTIONS[recalibration]}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
 
 
 def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
