@@ -13,6 +13,8 @@ from typing import Any
 from mssar.lab.report.content import (
     Block,
     Claim,
+    Compared,
+    Comparison,
     Curve,
     Explained,
     Grid,
@@ -305,6 +307,44 @@ def demo() -> Page:
     )
 
 
+KINDS = ("none", "se", "eca", "cbam", "coord", "ela", "ge", "simam", "mssar")
+
+
+def comparison() -> Page:
+    """As after `mssar compare`, on a GPU."""
+    rows = tuple(
+        Compared(
+            recalibration=kind,
+            options="reduction=2" if kind == "cbam" else "",
+            mean=31.5 - place / 10,
+            spread=0.2 + place / 50,
+            n=3,
+            gain=place / 10 if place else None,
+            params=275_000 + 1_000 * place,
+            macs=40_800_000 + 9_000 * place,
+            ms=2 + place % 4 / 9,
+            low=1.95 + place % 4 / 9,
+            high=2.1 + place % 4 / 9,
+            ratio=1 + place % 4 / 18,
+            peak=(300 + place) * 2**20,
+            runs=tuple(f"compared-{kind}-{seed}" for seed in range(3)),
+        )
+        for place, kind in enumerate(KINDS)
+    )
+    known = {run: {"seed": run[-1], "command": "mssar compare"} for r in rows for run in r.runs}
+    beside = Comparison("resnet20", "cifar100", "", "Imaginary GPU X1, batch 128, bf16", rows)
+    return Page(
+        kind="comparison",
+        title="Recalibrations compared",
+        made="2031-02-03T04:05:06+00:00",
+        version="0.0.0",
+        findings=("Nothing of this was measured.",),
+        comparisons=(beside,),
+        times=times(("resnet20",)),
+        provenance=known,
+    )
+
+
 def empty(kind: Any = "reproduction") -> Page:
     return Page(kind, "Nothing yet", "2031-02-03T04:05:06+00:00", "0.0.0", ())
 
@@ -361,4 +401,14 @@ def hostile(page: Page) -> Page:
         )
         for t, u in zip(spoilt.tables, page.tables, strict=True)
     )
-    return replace(spoilt, tables=tables, provenance=known)
+    beside = tuple(
+        replace(
+            c,
+            rows=tuple(
+                replace(r, runs=tuple(ids[i] for i in o.runs))
+                for r, o in zip(c.rows, d.rows, strict=True)
+            ),
+        )
+        for c, d in zip(spoilt.comparisons, page.comparisons, strict=True)
+    )
+    return replace(spoilt, tables=tables, comparisons=beside, provenance=known)

@@ -87,7 +87,7 @@ def test_cost_of_the_paper_shows_both_numbers_and_remarks(monkeypatch):
         ),
         (("cost", "resnet20", "--recalibration", "mssar", "--scales", "1,x"), "got '1,x'"),
         (("cost", "resnet20", "--recalibration", "mssar", "--scales", "1,1"), "got (1, 1)"),
-        (("cost", "resnet20", "--recalibration", "cbam"), "got 'cbam'"),
+        (("cost", "resnet20", "--recalibration", "cbma"), "got 'cbma'"),
         (("cost", "resnet20", "--size", "0"), "C, H, W of one image"),
         (("cost", "resnet20", "--classes", "-1"), "got -1"),
         (

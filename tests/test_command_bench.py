@@ -125,8 +125,11 @@ def test_what_was_measured_is_kept_when_a_later_one_fails(monkeypatch):
     [
         (("resnet21",), "no network 'resnet21'; there are resnet8, "),
         (("resnet20", "resnet21"), "no network 'resnet21'"),
-        (("resnet20", "--recalibration", "none,cbam"), "one of none, se, mssar; got 'cbam'"),
-        (("resnet20", "--recalibration", ""), "recalibration is one of none, se, mssar; got ''"),
+        (
+            ("resnet20", "--recalibration", "none,cbma"),
+            "none, se, mssar, eca, cbam, coord, ela, ge, simam; got 'cbma'",
+        ),
+        (("resnet20", "--recalibration", ""), "coord, ela, ge, simam; got ''"),
         (("resnet20", "--what", "trainning"), "--what is training or inference, or training,infe"),
         (("resnet20", "--batch", "1"), "batch is 2 or more, for BN; got 1"),
         (("resnet20", "--batch", "0"), "batch is 2 or more, for BN; got 0"),

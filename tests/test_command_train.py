@@ -178,7 +178,7 @@ def test_every_field_of_a_recipe_is_an_option():
         (("resnet21",), "no network 'resnet21'; there are resnet8, "),
         (("resnet8", "--dataset", "mnist"), "no data set 'mnist'; there are arrangements, "),
         (("resnet8", "--recipe", "mine"), "no recipe 'mine'; there are cifar_resnet, "),
-        (("resnet8", "--recalibration", "cbam"), "got 'cbam'"),
+        (("resnet8", "--recalibration", "cbma"), "got 'cbma'"),
         (("resnet8", "--scales", "1,2"), "nothing that is trained here takes --scales"),
         (("resnet8", "--recalibration", "mssar", "--scales", "1,1"), "got (1, 1)"),
         (("resnet8", "--lr", "0"), "lr is above 0; got 0.0"),

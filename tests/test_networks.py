@@ -259,7 +259,7 @@ def test_bottlenecks_reduce_by_sixteen_unless_told(name):
     ("name", "recalibration", "options", "message"),
     [
         ("resnet21", "none", {}, "no network 'resnet21'; there are resnet8"),
-        ("resnet20", "senet", {}, "one of none, se, mssar, or a callable .* got 'senet'"),
+        ("resnet20", "senet", {}, "one of none, se, mssar, .*, or a callable .* got 'senet'"),
         ("resnet20", "none", {"scales": (1,)}, "no option 'scales'; its options: it has none"),
         ("resnet20", "none", {"backend": "triton"}, "no option 'backend'"),
         ("resnet20", "se", {"scales": (1,)}, "no option 'scales'; its options: reduction, backend"),

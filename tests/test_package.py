@@ -14,7 +14,8 @@ def test_the_library_needs_nothing_but_torch():
     program = """
 import sys
 
-for name in "beartype jaxtyping mssar.lab numpy rich timm torchvision triton typer".split():
+optional = "beartype huggingface_hub jaxtyping mssar.lab numpy onnx rich safetensors timm"
+for name in f"{optional} torchvision triton typer".split():
     sys.modules[name] = None  # an import of it fails
 import torch
 import mssar
@@ -66,7 +67,10 @@ for backend in ("auto", "reference", "triton"):
 def test_public_names():
     assert mssar.__all__ == sorted(mssar.__all__)
     assert all(hasattr(mssar, name) for name in mssar.__all__)
-    names = "MSSAR Regional Sliding cost create_model explain insert list_models remove tail"
+    names = (
+        "MSSAR Regional Sliding cost create_model explain export from_pretrained insert "
+        "list_models remove tail"
+    )
     assert mssar.__all__ == names.split()
 
 

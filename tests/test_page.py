@@ -4,6 +4,7 @@ import json
 import math
 import re
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
@@ -39,7 +40,9 @@ class Reader(HTMLParser):
 PAGES = {
     "reproduction": pages.reproduction,
     "demo": pages.demo,
+    "comparison": pages.comparison,
     "empty": pages.empty,
+    "hostile comparison": lambda: pages.hostile(pages.comparison()),
     "hostile": lambda: pages.hostile(pages.reproduction()),
     "live": lambda: replace(pages.demo(), live=True),
 }
@@ -111,11 +114,12 @@ def test_same_page_same_text(made: tuple[Page, str]) -> None:
     assert page.html(made[0]) == made[1]
 
 
-def test_hostile_text_stays_text() -> None:
-    text = page.html(pages.hostile(pages.reproduction()))
-    tame = page.html(pages.reproduction())
+@pytest.mark.parametrize("of", [pages.reproduction, pages.comparison])
+def test_hostile_text_stays_text(of: Callable[[], Page]) -> None:
+    text = page.html(pages.hostile(of()))
+    tame = page.html(of())
     kinds = [[tag for tag, _, _ in Reader(t).found] for t in (text, tame)]
-    for tag in {"script", "img", "table", "tr", "button", "li", "style"}:
+    for tag in {"script", "img", "table", "tr", "button", "li", "style", "g", "text"}:
         assert kinds[0].count(tag) == kinds[1].count(tag), tag
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
 
@@ -164,11 +168,12 @@ def test_progress_counts_the_papers_results() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["reproduction", "demo"])
+@pytest.mark.parametrize("kind", ["reproduction", "demo", "comparison"])
 def test_empty_page_says_what_would_fill_it(kind: str) -> None:
     text = page.html(pages.empty(kind))
     commands = ["mssar reproduce table3", "mssar report records runs"]
-    for command in ["mssar demo"] if kind == "demo" else commands:
+    own = {"demo": ["mssar demo"], "comparison": ["mssar compare"]}
+    for command in own.get(kind, commands):
         assert f"<code>{command}</code>" in text
 
 

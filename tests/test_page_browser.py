@@ -20,7 +20,9 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
-@pytest.mark.parametrize("of", [pages.reproduction, pages.demo, pages.large, pages.empty])
+@pytest.mark.parametrize(
+    "of", [pages.reproduction, pages.demo, pages.comparison, pages.large, pages.empty]
+)
 def test_opens_quietly_and_fits(show: Any, of: Callable[[], Page], width: int) -> None:
     tab = show(of(), width)
     assert tab.locator("h1").inner_text() == of().title
@@ -31,7 +33,7 @@ def test_opens_quietly_and_fits(show: Any, of: Callable[[], Page], width: int) -
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("of", [pages.reproduction, pages.demo])
+@pytest.mark.parametrize("of", [pages.reproduction, pages.demo, pages.comparison])
 def test_axe_finds_nothing(show: Any, of: Any, scheme: str, width: int) -> None:
     assert violations(show(of(), width, scheme)) == []
 
@@ -115,6 +117,16 @@ def test_hostile_names_are_only_names(show: Any, of: Callable[[], Page]) -> None
     assert f"Seed {pages.HOSTILE[1]}" in dialog.inner_text()
     assert overflow(tab) <= PHONE
     assert tab.evaluate("document.scripts.length") == 5
+
+
+def test_a_comparison_is_sorted_opens_its_runs_and_has_its_colours(show: Any) -> None:
+    tab = show(pages.comparison(), width=PHONE)
+    tab.get_by_role("button", name="Error, %").click()
+    assert tab.locator("tbody th").first.inner_text() == "MS-SAR"
+    hues = "[...document.querySelectorAll('.plane .point')].map((g) => getComputedStyle(g).fill)"
+    assert len(set(tab.evaluate(hues))) == len(pages.KINDS)
+    tab.locator(".comparison .runs").first.click()
+    assert "mssar compare" in tab.get_by_role("dialog").inner_text()
 
 
 def test_tables_can_be_read_without_scripts(show: Any) -> None:

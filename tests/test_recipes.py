@@ -255,7 +255,10 @@ def test_a_run_survives_json(run):
     ("words", "message"),
     [
         (("resnet21",), "no network 'resnet21'; there are resnet"),
-        (("resnet20", "cbam"), "recalibration is one of none, se, mssar; got 'cbam'"),
+        (
+            ("resnet20", "cbma"),
+            "one of none, se, mssar, eca, cbam, coord, ela, ge, simam; got 'cbma'",
+        ),
         (("resnet20", "none", {"scales": (1,)}), "has no option 'scales'; .*: there are none"),
         (("resnet20", "se", {"scales": (1,)}), "has no option 'scales'; its options: reduction"),
         (("resnet20", "mssar", {"stage": "multi"}), "has no option 'stage'; "),

@@ -3,8 +3,9 @@
 from mssar.coordinates import Regional, Sliding
 from mssar.cost import cost
 from mssar.explain import explain
+from mssar.export import export
 from mssar.layer import MSSAR
-from mssar.networks import create_model, list_models
+from mssar.networks import create_model, from_pretrained, list_models
 from mssar.surgery import insert, remove
 from mssar.tail import tail
 
@@ -16,6 +17,8 @@ __all__ = [
     "cost",
     "create_model",
     "explain",
+    "export",
+    "from_pretrained",
     "insert",
     "list_models",
     "remove",

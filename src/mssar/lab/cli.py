@@ -11,11 +11,13 @@ import typer
 
 import mssar
 from mssar.lab.commands.bench import bench
+from mssar.lab.commands.compare import compare
 from mssar.lab.commands.cost import cost
 from mssar.lab.commands.data import app as data
 from mssar.lab.commands.demo import demo
 from mssar.lab.commands.evaluate import evaluate
 from mssar.lab.commands.explain import explain
+from mssar.lab.commands.export import export
 from mssar.lab.commands.report import report
 from mssar.lab.commands.reproduce import reproduce
 from mssar.lab.commands.train import train
@@ -34,7 +36,9 @@ app.command()(train)
 app.command("eval")(evaluate)
 app.command()(weights)
 app.command()(explain)
+app.command()(export)
 app.command()(reproduce)
+app.command()(compare)
 app.command()(report)
 app.command()(cost)
 app.command()(bench)

@@ -15,7 +15,7 @@ import torch
 from mssar.lab.recipes import CIFAR_DENSENET, CIFAR_RESNET, DEMO, ILSVRC2012, Recipe
 from mssar.lab.recipes import recipe_from_dict as _recipe
 from mssar.networks.classifier import Classifier
-from mssar.networks.recalibration import OPTIONS
+from mssar.networks.recalibration import DEFAULTS, OPTIONS, OURS
 from mssar.networks.registry import architecture, create_model
 
 _DEFAULTS = {"scales": (1, 2, 4), "strategy": "regional", "reduction": 1, "stage": "multi"}
@@ -119,7 +119,7 @@ def settled_options(network: str, recalibration: str, options: Mapping[str, Any]
         known = ", ".join(OPTIONS)
         raise ValueError(f"recalibration is one of {known}; got {recalibration!r}")
     taken = OPTIONS[recalibration]
-    if chosen.staged and recalibration != "none":
+    if chosen.staged and recalibration in OURS:
         taken += ("stage",)
     for option in options.keys() - set(taken):
         raise ValueError(
@@ -128,7 +128,8 @@ def settled_options(network: str, recalibration: str, options: Mapping[str, Any]
         )
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     usual = {k: v for k, v in chosen.defaults.items() if k in taken}
-    return {name: _DEFAULTS[name] for name in taken} | usual | given
+    defaults = _DEFAULTS | DEFAULTS.get(recalibration, {})
+    return {name: defaults[name] for name in taken} | usual | given
 
 
 def text_of(value: Any) -> str:

@@ -5,6 +5,7 @@ from mssar.networks.classifier import Classifier
 from mssar.networks.densenet import DenseNet
 from mssar.networks.registry import create_model, list_models
 from mssar.networks.resnet import BasicBlock, Bottleneck, GroupedBottleneck, ResNet
+from mssar.networks.sharing import from_pretrained
 
 __all__ = [
     "BasicBlock",
@@ -15,5 +16,6 @@ __all__ = [
     "GroupedBottleneck",
     "ResNet",
     "create_model",
+    "from_pretrained",
     "list_models",
 ]

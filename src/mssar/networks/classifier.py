@@ -6,12 +6,15 @@ The names are timm's, so that code written for its models works on these.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+C = TypeVar("C", bound="Classifier")
 
 
 class Classifier(nn.Module, ABC):
@@ -21,6 +24,7 @@ class Classifier(nn.Module, ABC):
     num_classes: int
     fc: nn.Linear | nn.Identity
     note: dict[str, Any] | None = None  # what the file says that its weights came from
+    origin: dict[str, Any] | None = None  # what create_model was asked for, if by names
 
     @abstractmethod
     def forward_features(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
@@ -54,6 +58,30 @@ class Classifier(nn.Module, ABC):
         like = next(self.parameters())
         self.fc = nn.Linear(inputs, num_classes, device=like.device, dtype=like.dtype)
         nn.init.zeros_(self.fc.bias)
+
+    # As on the Hugging Face Hub. What these need is imported when they are called.
+
+    def save_pretrained(self, folder: Any, record: Any = None) -> Path:
+        """As :func:`mssar.networks.sharing.save_pretrained`."""
+        from mssar.networks import sharing
+
+        return sharing.save_pretrained(self, folder, record)
+
+    @classmethod
+    def from_pretrained(cls: type[C], source: Any, **how: Any) -> C:
+        """As :func:`mssar.from_pretrained`; a network of another class is an error."""
+        from mssar.networks import sharing
+
+        made = sharing.from_pretrained(source, **how)
+        if not isinstance(made, cls):
+            raise ValueError(f"{source} is a {type(made).__name__}, not a {cls.__name__}")
+        return made
+
+    def push_to_hub(self, repo_id: str, record: Any = None, **how: Any) -> str:
+        """As :func:`mssar.networks.sharing.push_to_hub`."""
+        from mssar.networks import sharing
+
+        return sharing.push_to_hub(self, repo_id, record, **how)
 
 
 def initialise(module: nn.Module) -> None:

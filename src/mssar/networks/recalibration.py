@@ -9,6 +9,7 @@ from typing import TypeAlias
 from torch import nn
 
 from mssar.layer import MSSAR
+from mssar.networks import peers
 
 Recalibration: TypeAlias = Callable[..., nn.Module]  # channels → module
 
@@ -33,11 +34,26 @@ RECALIBRATIONS: dict[str, Recalibration] = {
     "none": nothing,
     "se": partial(MSSAR, scales=(1,)),
     "mssar": MSSAR,
+    "eca": peers.eca,
+    "cbam": peers.cbam,
+    "coord": peers.coord,
+    "ela": peers.ela,
+    "ge": peers.ge,
+    "simam": peers.SimAM,
 }
+OURS = ("se", "mssar")  # which take a context and have a ``backend``
 
-# What is computed; where there is anything, ``backend`` says by what.
+# What is computed; of ours ``backend`` says by what.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "none": (),
     "se": ("reduction",),
     "mssar": ("scales", "strategy", "reduction"),
+    "eca": (),
+    "cbam": ("reduction",),
+    "coord": ("reduction",),
+    "ela": (),
+    "ge": (),
+    "simam": (),
 }
+# Where a kind has another than ours.
+DEFAULTS: dict[str, dict[str, int]] = {"cbam": {"reduction": 16}, "coord": {"reduction": 16}}

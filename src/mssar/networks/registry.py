@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn
 from mssar.networks.cifar_resnet import CifarResNet
 from mssar.networks.classifier import Classifier
 from mssar.networks.densenet import DenseNet
-from mssar.networks.recalibration import OPTIONS, RECALIBRATIONS, Recalibration
+from mssar.networks.recalibration import OPTIONS, OURS, RECALIBRATIONS, Recalibration
 from mssar.networks.resnet import BasicBlock, Bottleneck, GroupedBottleneck, ResNet
 from mssar.networks.weights import Weights, read
 
@@ -73,23 +74,30 @@ def create_model(
 
     Args:
         name: one of :func:`list_models`.
-        recalibration: "none", "se", "mssar", or a callable from channels to a module.
+        recalibration: "none", "se", "mssar", a callable from channels to a module, or for
+            comparison "eca", "cbam", "coord", "ela", "ge" (timm's) or "simam".
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
         in_chans: channels of the images.
         weights: a safetensors file to load, of this network. What ``mssar weights`` wrote says
             what it is: the options and the classes left out here are the file's, and ``note`` of
             the network is what else it says, such as the classes' names and the pixels' mean.
         options: for "se" ``reduction`` and ``backend``; for "mssar" ``scales``, ``strategy``,
-            ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for DenseNets that
-            are recalibrated ``stage``, "multi" or "single". A callable takes its own options with
-            it; it is multi-stage if it takes ``context_channels``.
+            ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for "cbam" and
+            "coord" ``reduction``; for DenseNets with one of ours or a callable ``stage``, "multi"
+            or "single". A callable takes its own options with it; it is multi-stage if it takes
+            ``context_channels``.
     """
     chosen = architecture(name)
     if weights is not None:
         return _trained(read(weights), name, recalibration, num_classes, in_chans, options)
     classes = chosen.num_classes if num_classes is None else num_classes
     built = recalibrating(name, recalibration, **options)
-    return chosen.network(*chosen.shape, num_classes=classes, in_chans=in_chans, **built)
+    made = chosen.network(*chosen.shape, num_classes=classes, in_chans=in_chans, **built)
+    if isinstance(recalibration, str):
+        settled = _settled(name, recalibration, options)
+        made.origin = {"network": name, "recalibration": recalibration, "options": settled}
+        made.origin["in_chans"] = in_chans
+    return made
 
 
 def recalibrating(
@@ -98,7 +106,8 @@ def recalibrating(
     """What a network's class is told of its recalibration; options that it has not are refused."""
     chosen = architecture(name)
     taken = _options(recalibration)
-    staging = ("stage",) if chosen.staged and recalibration != "none" else ()
+    stages = chosen.staged and (callable(recalibration) or recalibration in OURS)
+    staging = ("stage",) if stages else ()
     for option in options:
         if option not in taken + staging:
             raise ValueError(
@@ -132,6 +141,16 @@ def _trained(
     return model
 
 
+def _settled(name: str, recalibration: str, options: dict[str, Any]) -> dict[str, Any]:
+    """All that decides what is computed, so that it stays so whatever the defaults become."""
+    usual = inspect.signature(RECALIBRATIONS[recalibration]).parameters
+    given = architecture(name).defaults | options
+    found = {k: given.get(k, usual[k].default) for k in OPTIONS[recalibration]}
+    if architecture(name).staged and recalibration in OURS:
+        found["stage"] = options.get("stage", "multi")
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+
+
 def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
     if callable(recalibration) and not isinstance(recalibration, nn.Module):
         return ()
@@ -141,4 +160,4 @@ def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
             f"module; got {recalibration!r}"
         )
     taken = OPTIONS[recalibration]
-    return (*taken, "backend") if taken else ()
+    return (*taken, "backend") if recalibration in OURS else taken

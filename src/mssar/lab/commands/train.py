@@ -17,7 +17,7 @@ from mssar.lab.engine.result import finished
 from mssar.lab.engine.world import leads
 from mssar.lab.recipes import RECIPES, Recipe, varied
 from mssar.lab.run import Run, usual_recipe
-from mssar.networks.recalibration import OPTIONS
+from mssar.networks.recalibration import OPTIONS, OURS
 from mssar.networks.registry import architecture
 
 RECIPE = "The recipe, field by field"
@@ -32,7 +32,10 @@ def _field(help_text: str, **more: Any) -> Any:
 def train(
     nets: Annotated[list[str], typer.Argument(help="One network or several.", metavar="NET…")],
     recalibration: Annotated[
-        str, typer.Option(help="none, se, mssar, or several: none,mssar.")
+        str,
+        typer.Option(
+            help="none, se, mssar, or several: none,mssar. Also those of `mssar compare`."
+        ),
     ] = "none",
     dataset: Annotated[
         str, typer.Option(help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012.")
@@ -40,7 +43,7 @@ def train(
     seed: Annotated[str, typer.Option(help="One, or several: 0,1,2.")] = "0",
     scales: Annotated[str | None, typer.Option(help="For mssar, as 1,2,4.")] = None,
     strategy: Annotated[str | None, typer.Option(help="For mssar: regional or sliding.")] = None,
-    reduction: Annotated[Whole, typer.Option(help="For se and mssar.")] = None,
+    reduction: Annotated[Whole, typer.Option(help="For se, mssar, cbam, coord.")] = None,
     stage: Annotated[str | None, typer.Option(help="For DenseNets: multi or single.")] = None,
     recipe: Annotated[
         str | None, typer.Option(help=f"{', '.join(RECIPES)}; the paper's for the network.")
@@ -169,13 +172,14 @@ def _runs(
         taken |= own
         chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset)
         mine = {k: v for k, v in given.items() if k in own}
-        found.append(Run(net, kind, mine, dataset, _changed(chosen, changes), number))
+        found.append(Run(net, kind, mine, dataset, changed(chosen, changes), number))
     for option in given.keys() - taken:
         raise ValueError(f"nothing that is trained here takes --{option}")
     return list(dict.fromkeys(found))
 
 
-def _changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
+def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
+    """A recipe with some fields of its own."""
     if "epochs" in changes and "drops" not in changes:
         # A shorter training drops at the same shares of its length.
         drops = [round(drop * changes["epochs"] / recipe.epochs) for drop in recipe.drops]
@@ -184,7 +188,7 @@ def _changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
 
 
 def _taken(net: str, kind: str) -> set[str]:
-    staged = architecture(net).staged and kind != "none"
+    staged = architecture(net).staged and kind in OURS
     return {*OPTIONS.get(kind, ()), *(["stage"] if staged else [])}
 
 

@@ -13,7 +13,7 @@ from mssar.lab.data import Data
 from mssar.lab.engine.checkpoint import Brought
 from mssar.lab.engine.evaluate import Trained, evaluate, trained
 from mssar.lab.engine.execution import Execution
-from mssar.lab.engine.result import finished, shape_of
+from mssar.lab.engine.result import finished, image_shape
 from mssar.lab.engine.step import Score
 from mssar.lab.records import Record
 from mssar.networks.weights import NOTE
@@ -64,7 +64,7 @@ def file(
         "schema": SCHEMA,
         **{name: run[name] for name in ("network", "recalibration", "options", "dataset")},
         "classes": list(data.classes),
-        "size": list(shape_of(chosen.run, data)),
+        "size": list(image_shape(chosen.run, data)),
         "mean": [value / 255 for value in data.mean],  # of pixels from 0 to 1
         "std": [value / 255 for value in data.std],
         "error": score.error,

@@ -1,4 +1,4 @@
-"""From what was found to a page: the reproduction's, or the demo's."""
+"""From what was found to a page: the reproduction's, the demo's, or a comparison's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mssar
 from mssar.lab import data
@@ -15,8 +15,9 @@ from mssar.lab.recipes import DEMO
 from mssar.lab.records import Record
 from mssar.lab.report import figures, tables
 from mssar.lab.report.collect import Collection
-from mssar.lab.report.content import Explained, Page, Table
-from mssar.lab.report.findings import claims, comparison, coverage
+from mssar.lab.report.comparison import comparisons
+from mssar.lab.report.content import Comparison, Explained, Page, Table
+from mssar.lab.report.findings import claims, compared, comparison, coverage
 from mssar.lab.report.groups import Group, grouped, provenance
 from mssar.lab.report.maps import explained
 
@@ -55,7 +56,9 @@ class Maps:
 def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
     """The paper's tables with ours beside them, and whatever else was run."""
     made = tables.paper_tables(found.records)
+    beside = comparisons(found.records, found.timings)
     shown = [run for table in made for row in table.rows for run in row.runs]
+    shown += [run for one in beside for row in one.rows for run in row.runs]
     others = tables.other_runs(found.records, shown)
     if others:
         made.append(tables.own_table("others", "Other runs", OTHER_NOTE, others))
@@ -68,6 +71,7 @@ def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = Fa
         made,
         groups,
         maps,
+        beside,
         live=live,
     )
 
@@ -86,6 +90,23 @@ def demo(found: Collection, maps: Maps | None = None, *, live: bool = False) -> 
     )
 
 
+def side_by_side(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
+    """Recalibrations of the same network, whatever they are."""
+    beside = comparisons(found.records, found.timings, every=True)
+    groups = grouped(found.records)
+    return _page(
+        found,
+        "comparison",
+        "Recalibrations compared",
+        [line for one in beside for line in compared(one)],
+        (),
+        groups,
+        maps,
+        beside,
+        live=live,
+    )
+
+
 def _of_demo(run: dict[str, Any]) -> bool:
     recipe = run.get("recipe")
     named = isinstance(recipe, dict) and recipe.get("name") == DEMO.name
@@ -94,25 +115,27 @@ def _of_demo(run: dict[str, Any]) -> bool:
 
 def _page(
     found: Collection,
-    kind: str,
+    kind: Literal["reproduction", "demo", "comparison"],
     title: str,
     findings: Sequence[str],
     made: Sequence[Table],
     groups: Sequence[Group],
     maps: Maps | None,
+    beside: Sequence[Comparison] = (),
     *,
     live: bool,
 ) -> Page:
     seen, hindrances = maps.of(_worth_seeing(found, kind)) if maps else ([], [])
     return Page(
-        kind="demo" if kind == "demo" else "reproduction",
+        kind=kind,
         title=title,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=mssar.__version__,
         findings=tuple(findings),
         tables=tuple(made),
+        comparisons=tuple(beside),
         curves=tuple(figures.curves(groups, found.going.values())),
-        points=tuple(figures.points(groups, published=kind != "demo")),
+        points=tuple(figures.points(groups, published=kind == "reproduction")),
         times=tuple(figures.times(found.timings)),
         explained=tuple(seen),
         problems=(*found.problems, *hindrances),

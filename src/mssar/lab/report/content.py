@@ -108,6 +108,37 @@ class Timed:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """One recalibration in a comparison: error, counts and what was measured of it, together."""
+
+    recalibration: str
+    options: str
+    mean: float  # of the last epoch's error over seeds
+    spread: float | None  # standard deviation over seeds; None with fewer than two
+    n: int
+    gain: float | None  # how much lower than without recalibration; None where that was not run
+    params: int
+    macs: int
+    ms: float | None  # a step of training, median; None: not measured
+    low: float | None  # 20th percentile
+    high: float | None  # 80th
+    ratio: float | None  # to the step without recalibration
+    peak: int | None  # bytes that a step holds at most; None on a CPU
+    runs: tuple[str, ...]  # ids, keys of Page.provenance
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One network under one recipe with several recalibrations."""
+
+    network: str
+    dataset: str
+    recipe: str  # where it is not the usual one
+    measured: str  # on what and how, as in "GPU X1, batch 128, bf16"; empty: not measured
+    rows: tuple[Compared, ...]
+
+
+@dataclass(frozen=True)
 class Grid:
     """A map of weights, row by row in bytes: 0 and 255 are the ends of its view's range."""
 
@@ -168,12 +199,13 @@ class Explained:
 class Page:
     """All of it."""
 
-    kind: Literal["reproduction", "demo"]
+    kind: Literal["reproduction", "demo", "comparison"]
     title: str
     made: str  # ISO 8601
     version: str
     findings: tuple[str, ...]  # what comes out of it, in sentences
     tables: tuple[Table, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
     curves: tuple[Curve, ...] = ()
     points: tuple[Point, ...] = ()
     times: tuple[Timed, ...] = ()

@@ -99,7 +99,7 @@ def times(measured: Sequence[Timing]) -> list[Timed]:
             "inference" if one.what == "inference" else "training",
             one.environment["hardware"],
             one.batch,
-            _how(one),
+            how(one),
             one.median_ms,
             one.p20_ms,
             one.p80_ms,
@@ -115,11 +115,11 @@ def _latest(measured: Sequence[Timing]) -> list[Timing]:
     last: dict[Any, Timing] = {}
     for one in sorted(measured, key=lambda timing: timing.made):
         who = (one.network, one.recalibration, _options(one), one.environment["hardware"])
-        last[(*who, one.size, one.what, one.batch, _how(one))] = one
+        last[(*who, one.size, one.what, one.batch, how(one))] = one
     return list(last.values())
 
 
-def _how(one: Timing) -> str:
+def how(one: Timing) -> str:
     """In words: bf16, compiled. CUDA graphs are the rule."""
     graphed = one.graph or one.peak_bytes is None  # which a CPU has neither of
     said = (one.precision, "compiled" * one.compile, "" if graphed else "no graphs")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from mssar.lab.report.content import Claim, Row, Table
+from mssar.lab.report.content import Claim, Compared, Comparison, Row, Table
+from mssar.lab.report.phrases import plus_minus, spelt
 
 DATA = {
     "cifar10": "CIFAR-10",
@@ -64,6 +66,33 @@ def comparison(table: Table) -> list[str]:
         )
     ours = next((row for row in table.rows if row.recalibration == "mssar" and row.claim), None)
     return found if ours is None or ours.claim is None else [*found, *_verdict(ours, ours.claim)]
+
+
+def compared(of: Comparison) -> list[str]:
+    """Who comes out first and what that cost; no more than the runs allow to say."""
+    by_error = sorted(of.rows, key=lambda row: row.mean)
+    best, where = by_error[0], f"{of.network} on {DATA.get(of.dataset, of.dataset)}"
+    found = [f"{where}: the lowest error is {_with_error(best)}."]
+    close = [row for row in by_error[1:] if not _apart(row, best)]
+    if close:
+        names = ", ".join(_with_error(row) for row in close)
+        found.append(f"No further from that than the spread over seeds, or of one run: {names}.")
+    timed = sorted((row for row in of.rows if row.ratio), key=lambda row: row.ratio or 0)
+    if len(timed) > 1:
+        said = ", ".join(f"{spelt(row.recalibration)} {row.ratio:.2f}" for row in timed)
+        found.append(f"A step of training over one without recalibration: {said}.")
+    return found
+
+
+def _with_error(row: Compared) -> str:
+    return f"{spelt(row.recalibration)} with {plus_minus(row.mean, row.spread)} % (n={row.n})"
+
+
+def _apart(row: Compared, best: Compared) -> bool:
+    """Whether two rows differ by more than their spread; unknown counts as no."""
+    if row.spread is None or best.spread is None:
+        return False
+    return row.mean - best.mean > math.hypot(row.spread, best.spread)
 
 
 def _verdict(row: Row, claim: Claim) -> list[str]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from base64 import b64encode
 from collections.abc import Callable
-from functools import cache
 from hashlib import sha256
 from html import escape
-from importlib.resources import files
 from string import Template
 from typing import Any, NamedTuple
 
+from mssar.lab.report import compared
+from mssar.lab.report.comparison import ORDER
 from mssar.lab.report.content import Claim, Page, Row, Table, plain
+from mssar.lab.report.phrases import asset, marked, opening, plus_minus, signed, spelt, wording
 
 SCRIPTS = (
     "dom.js",
@@ -45,21 +45,21 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 def html(page: Page, home: str | None = None) -> str:
     """The whole page; on a site it has a link to where that begins."""
-    words = _words()
+    words = wording()
     of = words[page.kind]
-    style, theme, echarts = _asset("page.css"), _asset("theme.js"), _asset("echarts.min.js")
-    script = "(() => {\n'use strict';\n" + "\n".join(map(_asset, SCRIPTS)) + "})();\n"
+    style, theme, echarts = asset("page.css"), asset("theme.js"), asset("echarts.min.js")
+    script = "(() => {\n'use strict';\n" + "\n".join(map(asset, SCRIPTS)) + "})();\n"
     parts = {
         "kind": page.kind,
         "policy": policy([theme, echarts, script], style, live=page.live),
         "title": escape(page.title),
         "home": f'<a href="{escape(home)}">Documentation</a>\n' if home else "",
-        "lead": _text(of["lead"]),
-        "findings": "".join(f"<li>{_text(line)}</li>" for line in page.findings),
+        "lead": marked(of["lead"]),
+        "findings": "".join(f"<li>{marked(line)}</li>" for line in page.findings),
         "progress": _progress(page),
-        "schematic": _asset("schematic.html"),
+        "schematic": asset("schematic.html"),
         "tables": tables(page),
-        "made_how": _text(of.get("made", "")),
+        "made_how": marked(of.get("made", "")),
         "stamp": _stamp(page),
         "problems": _problems(page),
         "style": style,
@@ -71,8 +71,8 @@ def html(page: Page, home: str | None = None) -> str:
     }
     for name in ("tables", "curves", "cost", "times", "maps", "histogram"):
         parts[f"words_{name}"] = _explanation(of[name])
-        parts[f"empty_{name}"] = _text(of[name].get("empty", ""))
-    return _encodable(Template(_asset("page.html")).substitute(parts))
+        parts[f"empty_{name}"] = marked(of[name].get("empty", ""))
+    return _encodable(Template(asset("page.html")).substitute(parts))
 
 
 def news(page: Page) -> str:
@@ -100,13 +100,15 @@ def policy(scripts: list[str], style: str, *, live: bool) -> str:
 
 def tables(page: Page) -> str:
     """All tables, each in a region of its own that can be scrolled."""
-    if not page.tables:
-        return f'<p class="empty">{_text(_words()[page.kind]["tables"]["empty"])}</p>'
-    return "\n".join(_table(table, number) for number, table in enumerate(page.tables))
+    if not page.tables and not page.comparisons:
+        return f'<p class="empty">{marked(wording()[page.kind]["tables"]["empty"])}</p>'
+    made = [compared.article(one, number) for number, one in enumerate(page.comparisons)]
+    made += [_table(table, number) for number, table in enumerate(page.tables)]
+    return "\n".join(made)
 
 
 # As these are sorted.
-_RANK = {"none": 0, "se": 1, "mssar": 2}
+_RANK = {kind: place for place, kind in enumerate(ORDER)}
 _VERDICTS = ("holds", "none", "unclear", "reversed", "open")
 
 
@@ -138,14 +140,14 @@ _COLUMNS = (
     _Column(
         "dataset",
         "Data set",
-        lambda r: escape(_name(r.dataset)),
-        lambda r: _name(r.dataset),
+        lambda r: escape(spelt(r.dataset)),
+        lambda r: spelt(r.dataset),
         lambda rows: len({row.dataset for row in rows}) > 1,
     ),
     _Column(
         "published",
         "Published, %",
-        lambda r: _mean(r.published, r.published_spread),
+        lambda r: plus_minus(r.published, r.published_spread),
         lambda r: r.published,
         _any(lambda r: r.published),
     ),
@@ -153,21 +155,21 @@ _COLUMNS = (
     _Column(
         "difference",
         "Difference",
-        lambda r: _signed(r.difference),
+        lambda r: signed(r.difference),
         lambda r: r.difference,
         _any(lambda r: r.published),
     ),
     _Column(
         "published5",
         "Top-5 published, %",
-        lambda r: _mean(r.published5, None),
+        lambda r: plus_minus(r.published5, None),
         lambda r: r.published5,
         _any(lambda r: r.published5),
     ),
     _Column(
         "mean5",
         "Top-5 ours, %",
-        lambda r: _runs(r, _mean(r.mean5, None)),
+        lambda r: opening(r.runs, plus_minus(r.mean5, None)),
         lambda r: r.mean5,
         _any(lambda r: r.mean5),
     ),
@@ -193,9 +195,9 @@ def _table(table: Table, number: int) -> str:
     )
     body = "\n".join(_row(row, columns) for row in rows)
     of = {row.dataset for row in rows}
-    about = [_text(table.note)] if table.note else []
+    about = [marked(table.note)] if table.note else []
     if len(of) == 1:
-        about.append(f"Data set: {escape(_name(of.pop()))}.")
+        about.append(f"Data set: {escape(spelt(of.pop()))}.")
     if table.left:
         runs = "run" if table.left == 1 else "runs"
         about.append(f"{table.left:,} more {runs} would give every row three seeds.")
@@ -218,7 +220,7 @@ def _row(row: Row, columns: list[_Column]) -> str:
         sort = "" if value is None else f' data-value="{escape(str(value))}"'
         cells.append(f'<{kind}{scope} class="{column.key}"{sort}>{column.cell(row)}</{kind}>')
     key = escape("|".join((row.network, row.recalibration, row.options, row.dataset)))
-    where = f'data-network="{escape(row.network)}" data-dataset="{escape(_name(row.dataset))}"'
+    where = f'data-network="{escape(row.network)}" data-dataset="{escape(spelt(row.dataset))}"'
     where += f' data-n="{row.n}"'
     return f'<tr role="row" data-row="{key}" {where}>{"".join(cells)}</tr>'
 
@@ -226,25 +228,17 @@ def _row(row: Row, columns: list[_Column]) -> str:
 def _recalibration(row: Row) -> str:
     mark = f'<i class="mark" data-recalibration="{escape(row.recalibration)}"></i>'
     options = f" <small>{escape(row.options)}</small>" if row.options else ""
-    return f"{mark}{escape(_name(row.recalibration))}{options}"
+    return f"{mark}{escape(spelt(row.recalibration))}{options}"
 
 
 def _ours(row: Row) -> str:
     if row.mean is None:
         return '<span class="open">not run yet</span>'
-    return f"{_runs(row, _mean(row.mean, row.spread))} <small>(n={row.n})</small>"
-
-
-def _runs(row: Row, number: str) -> str:
-    """One of our numbers, which opens the runs behind it."""
-    if not row.runs or not number:
-        return number
-    runs = escape(json.dumps(row.runs))
-    return f'<button type="button" class="runs" data-runs="{runs}">{number}</button>'
+    return f"{opening(row.runs, plus_minus(row.mean, row.spread))} <small>(n={row.n})</small>"
 
 
 def _claim(claim: Claim) -> str:
-    symbol, words = _words()["verdicts"][claim.verdict]
+    symbol, words = wording()["verdicts"][claim.verdict]
     verdict = f'<span class="verdict" data-verdict="{claim.verdict}"><span aria-hidden="true">'
     said = []
     if claim.gain is not None:
@@ -258,26 +252,16 @@ def _claim(claim: Claim) -> str:
     return f"{verdict}{symbol}</span> {words}</span><small>{'; '.join(said)}</small>"
 
 
-def _mean(mean: float | None, spread: float | None) -> str:
-    if mean is None:
-        return ""
-    return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
-
-
-def _signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.2f}".replace("-", "\u2212")
-
-
 def _explanation(words: dict[str, str]) -> str:
     """A paragraph, or for newcomers three with a heading each."""
     if "notice" not in words:
-        return f'<p class="words">{_text(words["look"])}</p>'
+        return f'<p class="words">{marked(words["look"])}</p>'
     asked = {
         "look": "What is this?",
         "notice": "What to notice",
         "caution": "What not to conclude",
     }
-    said = "".join(f"<div><dt>{q}</dt><dd>{_text(words[k])}</dd></div>" for k, q in asked.items())
+    said = "".join(f"<div><dt>{q}</dt><dd>{marked(words[k])}</dd></div>" for k, q in asked.items())
     return f'<dl class="words">{said}</dl>'
 
 
@@ -306,20 +290,9 @@ def _problems(page: Page) -> str:
     return f'<h3>What could not be read</h3><ul class="problems">{lines}</ul>'
 
 
-def _text(words: str) -> str:
-    """A text in sentences: its code is marked, and the layer's name stays on one line."""
-    marked = re.sub("`(.+?)`", r"<code>\1</code>", escape(words, quote=False))
-    return marked.replace("MS-SAR", '<span class="whole">MS-SAR</span>')
-
-
-def _name(name: str) -> str:
-    """As people write it."""
-    return str(_words()["names"].get(name, name))
-
-
 def _named(label: str) -> str:
     """A label with such names in it, as in "resnet20 mssar scales=1"."""
-    return re.sub(r"(?<![\w=.-])\w+(?![\w=.-])", lambda word: _name(word[0]), label)
+    return re.sub(r"(?<![\w=.-])\w+(?![\w=.-])", lambda word: spelt(word[0]), label)
 
 
 def _rounded(value: Any) -> Any:
@@ -348,13 +321,3 @@ def _encodable(text: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-
-
-@cache
-def _asset(name: str) -> str:
-    return (files("mssar.lab.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-@cache
-def _words() -> dict[str, Any]:
-    return tomllib.loads(_asset("words.toml"))

@@ -115,8 +115,9 @@ const named = (label) => label.replace(/(?<![\w=.-])\w+(?![\w=.-])/g, say);
 /** "MS-SAR, scales=1,2" */
 const recalibrated = (of) => say(of.recalibration) + (of.options ? `, ${of.options}` : "");
 
-const ORDER = ["none", "se", "mssar"];
-const rank = (of) => (ORDER.includes(of.recalibration) ? ORDER.indexOf(of.recalibration) : 3);
+const ORDER = ["none", "se", "eca", "cbam", "coord", "ela", "ge", "simam", "mssar"];
+const rank = (of) =>
+  ORDER.includes(of.recalibration) ? ORDER.indexOf(of.recalibration) : ORDER.length;
 const byRank = (a, b) => rank(a) - rank(b) || a.options.localeCompare(b.options);
 
 /** Whether this is the way a network comes, or one of its variants. */

@@ -1,5 +1,7 @@
 // Error over cost: over multiply-adds, as in the paper, or over measured time.
 
+const PATH = ["none", "se", "mssar"]; // a line leads along these
+
 const spent = { dataset: null, variants: false, over: "macs" };
 
 /** The hardware that most of these were timed on. */
@@ -88,6 +90,7 @@ function drawPoints(section, of) {
     for (const published of [true, false]) {
       const path = shown
         .filter((p) => p.network === network && p.published === published && isPlain(p, of))
+        .filter((p) => PATH.includes(p.recalibration))
         .sort(byRank);
       if (!path.length) continue;
       series.push({

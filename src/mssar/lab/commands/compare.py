@@ -1,0 +1,238 @@
+"""``mssar compare``: one network under one recipe, with each of several recalibrations."""
+
+from __future__ import annotations
+
+import json
+import math
+import webbrowser
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from mssar.lab import data, timings
+from mssar.lab.commands import options as opt
+from mssar.lab.commands.console import console
+from mssar.lab.commands.report import write
+from mssar.lab.commands.train import changed
+from mssar.lab.engine import provenance
+from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.timing import measure
+from mssar.lab.engine.world import launched, leads
+from mssar.lab.recipes import RECIPES
+from mssar.lab.records import Record
+from mssar.lab.report import build
+from mssar.lab.report.collect import Collection, collect
+from mssar.lab.report.comparison import ORDER, comparisons
+from mssar.lab.report.content import Compared, Comparison
+from mssar.lab.run import Run, usual_recipe
+from mssar.networks.recalibration import OPTIONS
+
+FOLDER = opt.RUNS / "compare"
+
+
+def compare(
+    net: Annotated[str, typer.Argument(help="The network.")] = "resnet20",
+    modules: Annotated[str, typer.Option(help="What is compared.")] = ",".join(ORDER),
+    dataset: Annotated[
+        str, typer.Option(help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012.")
+    ] = "arrangements",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, from seeds 0, 1, …")] = 3,
+    reduction: Annotated[
+        int | None,
+        typer.Option(help="For se, mssar, cbam, coord; each its own by default.", min=1),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help=f"{', '.join(RECIPES)}; the paper's for the network.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Other than the recipe's.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Other than the recipe's.")] = None,
+    seconds: Annotated[float, typer.Option(help="For each measurement of time; 0: none.")] = 3.0,
+    records: Annotated[
+        Path | None,
+        typer.Option(help="A file for records; RUNS/records.jsonl.", show_default=False),
+    ] = None,
+    times: Annotated[
+        Path | None,
+        typer.Option(
+            "--timings", help="A file for timings; RUNS/timings.jsonl.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    data_dir: opt.DataDir = None,
+    runs: opt.Runs = FOLDER,
+    time_budget: opt.Budget = None,
+    device: opt.Device = "auto",
+    precision: opt.Precision = None,
+    compiled: opt.Compile = False,
+    graph: opt.Graph = True,
+    deterministic: opt.Deterministic = False,
+    fleet: opt.Width = None,
+    workers: opt.Workers = None,
+    decode: opt.Decode = "auto",
+    unreadable: opt.Unreadable = 0.01,
+    tensorboard: opt.Tensorboard = False,
+) -> None:
+    """Train a network with each recalibration, and show error, size, time and memory together.
+
+    none, se and mssar are ours; eca, cbam, coord, ela and ge are timm's, simam has no parameters.
+    What lies beside RECORDS is not trained again, what was interrupted goes on. At the end a step
+    of training is timed with each, in turns, and RUNS/report.html shows all of it.
+
+    \b
+    mssar compare resnet8 --modules none,se,simam,mssar --epochs 4 --seeds 2
+    mssar compare resnet20 --dataset cifar100 --seeds 3 --time-budget 9m
+    """
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"--seconds is 0 or more; got {seconds:g}")
+    kinds = list(dict.fromkeys(part.strip() for part in modules.split(",")))
+    asked = _runs(net, kinds, dataset, seeds, reduction, recipe, {"epochs": epochs, "batch": batch})
+    for run in asked:
+        run.check()
+    how = opt.execution(
+        device, precision, compiled, graph, deterministic, True, workers, decode, unreadable
+    )
+    record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
+    budget = opt.seconds(time_budget)
+    checksum = data.load(dataset, data_dir).checksum
+    beside = record_in.parent.glob("*.jsonl")
+    known = _wanted(collect(sorted(beside)), asked, checksum).records
+    done = [record.run for record in known]
+    outcome = opt.carry_out(
+        [run for run in asked if run.as_dict() not in done],
+        how,
+        runs,
+        data_dir=data_dir,
+        width=fleet,
+        budget=budget,
+        tensorboard=tensorboard,
+        record_in=record_in,
+    )
+    if not leads():
+        opt.leave(outcome, "the same command")
+        return
+    if seconds and not launched() and not outcome.left and not outcome.failures:
+        _time(asked[: len(kinds)], how, seconds, timed_in)
+    places = [*sorted(record_in.parent.glob("*.jsonl")), timed_in, runs]
+    found = _wanted(collect(p for p in places if p.exists()), asked, checksum)
+    made = comparisons(found.records, found.timings, every=True)
+    if made:
+        page = runs / "report.html"
+        runs.mkdir(parents=True, exist_ok=True)  # nothing was trained, if all was recorded
+        maps = build.Maps(data_dir, lambda line: typer.echo(line, err=True))
+        write(build.side_by_side(found, maps), page)
+        _print_json(made[0]) if as_json else _print_table(made[0], record_in, page)
+        if show:
+            webbrowser.open(page.resolve().as_uri())
+    opt.leave(outcome, "the same command")
+
+
+def _runs(
+    net: str,
+    kinds: list[str],
+    dataset: str,
+    seeds: int,
+    reduction: int | None,
+    recipe: str | None,
+    changes: dict[str, Any],
+) -> list[Run]:
+    """Seed by seed, so that what is unfinished already compares something."""
+    if recipe is not None and recipe not in RECIPES:
+        raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
+    chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset)
+    chosen = changed(chosen, {k: v for k, v in changes.items() if v is not None})
+    takers = [kind for kind in kinds if "reduction" in OPTIONS.get(kind, ())]
+    if reduction is not None and not takers:
+        raise ValueError("nothing that is compared here takes --reduction")
+    return [
+        Run(
+            net,
+            kind,
+            {"reduction": reduction} if reduction is not None and kind in takers else {},
+            dataset,
+            chosen,
+            seed,
+        )
+        for seed in range(seeds)
+        for kind in kinds
+    ]
+
+
+def _wanted(found: Collection, asked: list[Run], checksum: str) -> Collection:
+    """Of what was found only what is compared, on the same data."""
+    wanted = [run.as_dict() for run in asked]
+
+    def belongs(record: Record) -> bool:
+        return record.data["checksum"] == checksum and record.run in wanted
+
+    return Collection(
+        [record for record in found.records if belongs(record)],
+        found.timings,
+        {place: going for place, going in found.going.items() if going.run in wanted},
+        found.folders,
+    )
+
+
+def _time(asked: list[Run], how: Execution, seconds: float, path: Path) -> None:
+    """A step of training with each, in turns, unless that was measured here in this way before."""
+    conditions = {
+        "batch": asked[0].recipe.batch,
+        "precision": how.precision,
+        "graph": how.graphed,
+        "compile": how.compile,
+    }
+    hardware = provenance.hardware(how.device)
+    before: dict[str, list[dict[str, Any]]] = {}
+    for one in timings.read(path):
+        alike = all(getattr(one, name) == value for name, value in conditions.items())
+        if alike and one.environment["hardware"] == hardware and one.what == "training":
+            key = {"net": one.network, "kind": one.recalibration, "options": one.options}
+            before.setdefault(one.made, []).append(key)
+    wanted = [
+        {"net": run.network, "kind": run.recalibration, "options": run.as_dict()["options"]}
+        for run in asked
+    ]
+    if any(all(key in some for key in wanted) for some in before.values()):
+        return
+    made = measure(asked, "training", how, seconds, lambda line: typer.echo(line, err=True))
+    for timing in made:  # kept when all is measured: what was interrupted is measured again
+        timings.append(path, timing)
+
+
+def _print_json(made: Comparison) -> None:
+    print(json.dumps(asdict(made), indent=2))
+
+
+def _print_table(made: Comparison, record_in: Path, page: Path) -> None:
+    out = console()
+    measured = f"; steps: {made.measured}" if made.measured else ""
+    recipe = f", {made.recipe}" if made.recipe else ""
+    out.print(f"{made.network} on {made.dataset}{recipe}{measured}", highlight=False)
+    peaks = any(row.peak is not None for row in made.rows)
+    table = Table("", box=box.SIMPLE_HEAD)
+    headings = ("error, %", "below none", "parameters", "multiply-adds", "ms a step", "20–80%")
+    for heading in (*headings, "over none", *["MiB"] * peaks):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in made.rows:
+        table.add_row(*_cells(row, peaks))
+    out.print(table)
+    out.print(f"records: {record_in}\npage:    {page}", highlight=False)
+
+
+def _cells(row: Compared, peaks: bool) -> list[str]:
+    spread = "" if row.spread is None else f" ± {row.spread:.2f}"
+    cells = [
+        f"{row.recalibration} {row.options}".rstrip(),
+        f"{row.mean:.2f}{spread} (n={row.n})",
+        "" if row.gain is None else f"{row.gain:+.2f}",
+        f"{row.params:,}",
+        f"{row.macs:,}",
+        "" if row.ms is None else f"{row.ms:.4g}",
+        "" if row.low is None or row.high is None else f"{row.low:.4g}–{row.high:.4g}",
+        "" if row.ratio is None else f"{row.ratio:.2f}",
+    ]
+    return cells + [f"{row.peak / 2**20:,.0f}" if row.peak is not None else ""] * peaks

@@ -1,0 +1,103 @@
+"""``mssar export``: a run's network as a file for elsewhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import mssar
+from mssar.export import SUFFIXES
+from mssar.lab import data
+from mssar.lab.commands import options as opt
+from mssar.lab.data import Data
+from mssar.lab.data.imagefolder import MEAN, STD
+from mssar.lab.engine import evaluate as engine
+from mssar.lab.engine.result import image_shape
+from mssar.lab.recipes import Photographs
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a checkpoint.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="What to write; the run's name here by default.", show_default=False),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", help="onnx (by default) or torch; else as FILE ends."),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(help="Side of the images; the data set's by default.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    data_dir: opt.DataDir = None,
+) -> None:
+    """Write a run's network as ONNX, or as a program of torch.export, and check what was written.
+
+    Batch, height and width stay open where the network allows it. Norms are folded into
+    convolutions. Names of classes and the mean and deviation of colours travel along. The file is
+    run beside PyTorch at several sizes, and appears when both agree.
+
+    \b
+    mssar export runs/cifar10-resnet20-mssar-seed0-0f3a51
+    mssar export runs/cifar10-resnet20-mssar-seed0-0f3a51 net.pt2 --format torch
+    """
+    if not run.exists():
+        raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
+    if format_ is not None and format_ not in SUFFIXES:
+        raise ValueError(f"--format is {' or '.join(SUFFIXES)}; got {format_!r}")
+    if size is not None and size < 1:
+        raise ValueError(f"--size is 1 or more; got {size}")
+    chosen = engine.trained(run, _say)
+    found = _data(chosen, data_dir)
+    channels, height, width = image_shape(chosen.run, found)
+    path = file or Path(f"{chosen.run.name}{SUFFIXES[format_ or 'onnx']}")
+    shape = (channels, size or height, size or width)
+    metadata = _metadata(chosen, found)
+    made = mssar.export(chosen.model, path, shape, format_, metadata=metadata, say=_say)
+    if as_json:
+        print(json.dumps({**asdict(made), "path": str(path), "metadata": metadata}, indent=2))
+        return
+    print(f"{chosen.run.label}, {chosen.run.dataset}, epoch {chosen.progress.epoch}")
+    print(made)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _data(chosen: engine.Trained, data_dir: Path | None) -> Data | None:
+    """For its names and colours; a network can go without."""
+    try:
+        found = data.load(chosen.run.dataset, data_dir)
+    except ValueError as error:
+        _say(f"names of classes are left out: {error}")
+        return None
+    if len(found.classes) != chosen.model.num_classes:
+        _say(
+            f"names of classes are left out: {found.name} has {len(found.classes)}, not as trained"
+        )
+        return None
+    return found
+
+
+def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
+    """Mean and deviation are those of bytes, 0 to 255, and a network sees (x − mean) / std."""
+    run = chosen.run
+    said: dict[str, Any] = {
+        "version": mssar.__version__,
+        "network": run.network,
+        "recalibration": run.recalibration,
+        "options": run.as_dict()["options"],
+        "dataset": run.dataset,
+    }
+    if found is not None:
+        said |= {"classes": list(found.classes), "mean": found.mean, "std": found.std}
+    elif isinstance(run.recipe.augmentation, Photographs):  # all are normalised alike
+        said |= {"mean": MEAN, "std": STD}
+    return said

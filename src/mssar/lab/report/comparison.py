@@ -1,0 +1,97 @@
+"""Recalibrations beside each other: from records and timings of one network under one recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from mssar.lab import timings
+from mssar.lab.records import Record
+from mssar.lab.report.content import Compared, Comparison
+from mssar.lab.report.figures import how
+from mssar.lab.report.groups import Group, grouped, options_of
+from mssar.lab.timings import Timing
+
+ORDER = ("none", "se", "eca", "cbam", "coord", "ela", "ge", "simam", "mssar")
+PAPER = ("none", "se", "mssar")  # which the paper's tables have already
+
+
+def comparisons(
+    records: Iterable[Record], measured: Sequence[Timing], *, every: bool = False
+) -> list[Comparison]:
+    """Of networks that were trained with more than the paper has; with ``every`` of all."""
+    alike: dict[str, list[Group]] = {}
+    for group in grouped(records):
+        run = {name: group.run[name] for name in ("network", "dataset", "recipe")}
+        key = json.dumps([run, group.records[0].data["checksum"]], sort_keys=True)
+        alike.setdefault(key, []).append(group)
+    return [
+        _comparison(sorted(groups, key=_place), measured)
+        for groups in alike.values()
+        if every or any(group.name.recalibration not in PAPER for group in groups)
+    ]
+
+
+def _place(group: Group) -> tuple[int, str]:
+    kind = group.name.recalibration
+    return ORDER.index(kind) if kind in ORDER else len(ORDER), group.name.options
+
+
+def _comparison(groups: Sequence[Group], measured: Sequence[Timing]) -> Comparison:
+    first = groups[0]
+    times = _in_turns(groups, measured)
+    base = next((group for group in groups if group.name.recalibration == "none"), None)
+    one = next(iter(times.values()), None)
+    said = ""
+    if one:
+        said = f"{one.environment['hardware']}, batch {one.batch}, {how(one)}"
+    return Comparison(
+        first.name.network,
+        first.name.dataset,
+        first.name.recipe,
+        said,
+        tuple(_row(group, base, times.get(_key(group)), list(times.values())) for group in groups),
+    )
+
+
+def _row(
+    group: Group, base: Group | None, time: Timing | None, among: Sequence[Timing]
+) -> Compared:
+    other = None if base is None or base is group else base
+    return Compared(
+        recalibration=group.name.recalibration,
+        options=group.name.options,
+        mean=group.mean,
+        spread=group.spread,
+        n=group.n,
+        gain=None if other is None else other.mean - group.mean,
+        params=group.records[0].params,
+        macs=group.records[0].macs,
+        ms=time.median_ms if time else None,
+        low=time.p20_ms if time else None,
+        high=time.p80_ms if time else None,
+        ratio=timings.ratio(time, among) if time else None,
+        peak=time.peak_bytes if time else None,
+        runs=tuple(record.id for record in group.records),
+    )
+
+
+def _key(group: Group) -> tuple[str, str]:
+    return group.name.recalibration, group.name.options
+
+
+def _in_turns(groups: Sequence[Group], measured: Sequence[Timing]) -> dict[tuple[str, str], Timing]:
+    """Steps of training that were timed together: of all such sets the one that has most of these,
+    of several the latest. Times of different sets are not comparable."""
+    wanted = {_key(group) for group in groups}
+    sets: dict[str, dict[tuple[str, str], Timing]] = {}
+    for one in measured:
+        key = (one.recalibration, options_of(one.network, one.recalibration, one.options))
+        if one.network == groups[0].name.network and one.what == "training" and key in wanted:
+            together = (one.made, one.command, one.environment, one.size, one.batch, how(one))
+            sets.setdefault(json.dumps(together, sort_keys=True), {})[key] = one
+    return max(sets.values(), key=lambda some: (len(some), _made(some)), default={})
+
+
+def _made(some: dict[tuple[str, str], Timing]) -> str:
+    return next(iter(some.values())).made

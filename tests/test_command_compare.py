@@ -1,0 +1,121 @@
+"""``mssar compare`` as its user meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from lab import arrays
+from test_cli import fail
+from test_experiments import record_of
+from typer.testing import CliRunner, Result
+
+from mssar.lab import cli, data, records, timings
+from mssar.lab.commands import compare as command
+from mssar.lab.run import Run
+
+DATA = arrays(20, 12, 4)
+QUICK = ("resnet8", "--dataset", "cifar10", "--epochs", "1", "--batch", "8", "--device", "cpu")
+OURS = ("--modules", "none,simam,mssar", "--seconds", "0.01")
+
+
+@pytest.fixture(autouse=True)
+def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(data, "load", lambda *_: DATA)
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*words: str, status: int = 0) -> Result:
+    result = CliRunner().invoke(cli.app, ["compare", *words])
+    assert result.exit_code == status, result.output + repr(result.exception)
+    return result
+
+
+def test_everything_is_trained_once_recorded_timed_and_shown():
+    said = invoke(*QUICK, *OURS, "--seeds", "2").stdout
+    found = records.read(Path("runs/compare/records.jsonl"))
+    assert [(r.run["seed"], r.run["recalibration"]) for r in found] == [
+        (seed, kind) for seed in (0, 1) for kind in ("none", "simam", "mssar")
+    ]
+    measured = timings.read(Path("runs/compare/timings.jsonl"))
+    assert [(t.recalibration, t.what, t.batch) for t in measured] == [
+        (kind, "training", 8) for kind in ("none", "simam", "mssar")
+    ]
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    (mine,) = [line for line in lines if line.startswith("simam ")]
+    assert "(n=2)" in mine
+    assert f"{found[1].params:,} {found[1].macs:,} {measured[1].median_ms:.4g}" in mine
+    assert mine.endswith(f"{measured[1].median_ms / measured[0].median_ms:.2f}")
+    assert "recalibrations compared" in Path("runs/compare/report.html").read_text("utf-8")
+
+    again = invoke(*QUICK, *OURS, "--seeds", "2", "--json")
+    assert "begins" not in again.stderr
+    assert records.read(Path("runs/compare/records.jsonl")) == found
+    assert timings.read(Path("runs/compare/timings.jsonl")) == measured
+    rows = json.loads(again.stdout)["rows"]
+    assert [row["n"] for row in rows] == [2, 2, 2]
+    assert rows[1]["ms"] == measured[1].median_ms
+
+
+def test_what_is_recorded_beside_is_not_trained_again_and_what_is_left_goes_on():
+    place = Path("kept/compare.jsonl")
+    known = command._runs("resnet8", ["none"], "cifar10", 1, None, None, {"epochs": 1, "batch": 8})
+    done = record_of(known[0], 50.0)
+    here = {**done.data, "checksum": DATA.checksum}
+    other = record_of(known[0], 40.0, data={**here, "checksum": "sha256:other"})
+    for name, record in (("table3", record_of(known[0], 50.0, data=here)), ("x", other)):
+        records.append(Path(f"kept/{name}.jsonl"), record)
+    words = (*QUICK, "--modules", "none,simam", "--seeds", "1", "--records", str(place))
+    stopped = invoke(*words, "--time-budget", "1s", status=75)
+    assert "the same command goes on" in stopped.stderr
+    rows = json.loads(invoke(*words, "--seconds", "0", "--json").stdout)["rows"]
+    assert [(row["recalibration"], row["n"], row["ms"]) for row in rows] == [
+        ("none", 1, None),
+        ("simam", 1, None),
+    ]
+    assert rows[0]["mean"] == 50.0  # as recorded, on these images
+    assert [r.run["recalibration"] for r in records.read(place)] == ["simam"]
+
+
+def test_options_go_to_those_that_take_them():
+    kinds = ["none", "se", "cbam", "simam", "mssar"]
+    asked = command._runs("resnet20", kinds, "cifar10", 2, 4, None, {"epochs": 16, "batch": None})
+    assert {r.recalibration: r.options.get("reduction") for r in asked} == {
+        "none": None,
+        "se": 4,
+        "cbam": 4,
+        "simam": None,
+        "mssar": 4,
+    }
+    assert [r.seed for r in asked] == [0] * 5 + [1] * 5
+    assert len({r.recipe for r in asked}) == 1
+    assert asked[0].recipe.epochs == 16
+    assert asked[0].recipe.drops == (8, 12)  # at the same shares of its length
+    assert asked[0] == Run("resnet20", "none", {}, "cifar10", asked[0].recipe, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("resnet21",), "no network 'resnet21'; there are resnet8, "),
+        (("resnet8", "--modules", "none,cbma"), "simam; got 'cbma'"),
+        (("resnet8", "--modules", ""), "simam; got ''"),
+        (("resnet8", "--recipe", "mine"), "no recipe 'mine'; there are "),
+        (
+            ("resnet8", "--modules", "none,simam", "--reduction", "2"),
+            "nothing that is compared here takes --reduction",
+        ),
+        (("resnet8", "--seconds", "-1"), "--seconds is 0 or more; got -1"),
+        (("resnet8", "--modules", "none", "--batch", "1"), "batch is 2 or more"),
+        (("resnet8", "--seeds", "0"), "Invalid value for '--seeds'"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_trained(capsys, monkeypatch, words, message):
+    assert message in fail(capsys, monkeypatch, "compare", *words)
+    assert not Path("runs").exists()
+
+
+def test_help_has_examples():
+    said = invoke("--help").stdout
+    assert "mssar compare resnet20 --dataset cifar100 --seeds 3 --time-budget 9m" in said
+    for option in ("--modules", "--seeds", "--reduction", "--records", "--fleet", "--json"):
+        assert option in said
