@@ -99,7 +99,8 @@ class MSSAR(nn.Module):
     def reset_parameters(self) -> None:
         """Begin anew; also what was made on the meta device and then given memory."""
         for branch in self.branches:
-            cast("Branch", branch).reset_parameters()
+            if isinstance(branch, Branch):
+                branch.reset_parameters()
         self._write_coordinates()
 
     def forward(
@@ -220,8 +221,9 @@ class MSSAR(nn.Module):
 
     def _write_coordinates(self) -> None:
         if not watched(self.coordinates) and not self.coordinates.is_inference():
-            with torch.no_grad():
-                self.coordinates.copy_(torch.tensor(self._code(), device="cpu"))
+            code = torch.tensor(self._code(), device="cpu")
+            with torch.no_grad():  # nor wait for a GPU: averages ask for the state at every step
+                self.coordinates.copy_(code, non_blocking=self.coordinates.is_cuda)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
