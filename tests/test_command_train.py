@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab import arrays, learnt
+from lab import arrays, learnt, poison
 from test_cli import fail
 from typer.testing import CliRunner, Result
 
@@ -21,6 +21,7 @@ from mssar.lab import cli, data, records
 from mssar.lab.commands import demo as demo_command
 from mssar.lab.commands.train import train as train_command
 from mssar.lab.engine import checkpoint
+from mssar.lab.engine.step import Learner
 from mssar.lab.experiments import cell
 from mssar.lab.recipes import CIFAR_RESNET, DEMO, Crops, Photographs, Recipe, varied
 
@@ -150,6 +151,20 @@ def test_a_loss_that_is_not_finite_is_status_1_and_the_others_are_finished():
     assert len(lines) == 2
     assert "in epoch 1, step " in lines[0]
     assert made() == []
+
+
+def test_a_run_that_fails_is_a_line_at_the_end_and_status_1(monkeypatch):
+    monkeypatch.setattr(Learner, "step", poison(4, 1))
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--seed", "0,1,2", "--fleet", "3")
+    stopped = invoke(*words)
+    assert stopped.exit_code == 1
+    assert [r.run["seed"] for r in made()] == [0, 2]
+    line = stopped.stderr.splitlines()[-1]
+    assert line.startswith("mssar: resnet8 none cifar10 seed 1: the loss is nan in epoch 2, step 2")
+    assert line.endswith("epoch-0001.safetensors is the last good checkpoint; try a lower --lr")
+    monkeypatch.undo()
+    for record in made():
+        assert f"{record.error:.2f}%" in stopped.stdout
 
 
 def test_every_field_of_a_recipe_is_an_option():

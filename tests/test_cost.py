@@ -3,6 +3,7 @@
 import copy
 import importlib
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -34,6 +35,7 @@ def cost_of(name, *arguments, **options):
         (25_624_430, "densenet190", (), {}),
         (11_689_512, "resnet18", (), {}),
         (21_797_672, "resnet34", (), {}),
+        (25_557_032, "resnet50", (), {}),
         (25_028_904, "resnext50", (), {}),
     ],
 )
@@ -149,10 +151,31 @@ def test_a_network_that_fails_is_left_as_it_was_too(unchecked):
     assert network.conv1.weight.device.type == "cpu"
 
 
-@pytest.mark.parametrize("size", [(3, 32), (3, 0, 32), (1, 3, 32, 32), 32])
+@pytest.mark.parametrize(
+    "size",
+    [
+        (3, 32),
+        (3, 0, 32),
+        (1, 3, 32, 32),
+        32,
+        None,
+        "332",
+        (3, 32.0, 32),
+        (3, None, 32),
+        (3, True, 9),
+    ],
+)
 def test_a_size_is_one_image(unchecked, size):
     with pytest.raises(ValueError, match="C, H, W of one image"):
         unchecked.cost(nn.Conv2d(3, 3, 1), size)
+
+
+def test_what_is_no_network_is_not_counted(unchecked):
+    for wrong, kind in ((None, "NoneType"), ("resnet20", "str"), (nn.Conv2d, "type")):
+        with pytest.raises(ValueError, match=f"^cost counts a module; got {kind}$"):
+            unchecked.cost(wrong)
+    sizes = (3, 4, 5), [3, 4, 5], torch.Size((3, 4, 5)), tuple(np.array([3, 4, 5]))
+    assert {unchecked.cost(nn.Conv2d(3, 2, 1), size).macs for size in sizes} == {120}
 
 
 @pytest.mark.usefixtures("unchecked")

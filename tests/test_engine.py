@@ -1,16 +1,18 @@
 """Steps, tests and one run against plain PyTorch.  n batch, D classes."""
 
 import math
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lab import CPU, Log, arrays, feed, learnt, opened, poison, tiny, trained
+from lab import CPU, Log, arrays, feed, learnt, opened, poison, program, tiny, trained
 
+import mssar
 from mssar.lab.engine import feed as feeds
 from mssar.lab.engine import training as engine
-from mssar.lab.engine.execution import Execution, choose_device, settings
+from mssar.lab.engine.execution import Execution, choose_device, keep_compiled, settings
 from mssar.lab.engine.step import Examiner, Learner, tally
 from mssar.lab.engine.training import DivergedError
 from mssar.lab.engine.world import World
@@ -256,3 +258,54 @@ def test_torchs_switches_are_as_before(before):
         assert switches() == before
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+COMPILING = """
+from dataclasses import replace
+from lab import *
+from torch._dynamo.testing import CompileCounter
+from mssar.lab.engine.execution import settings
+torch.set_num_threads(1)
+counter, compiled = CompileCounter(), torch.compile
+torch.compile = lambda model, **kinds: compiled(model, backend=counter, **kinds)
+data, how = arrays(), replace(CPU, compile=True)
+with settings(how):
+    for classes in range(4, 9):
+        for seed in (0, 1):
+            run = tiny(seed)
+            learner = Learner(run.build(classes), feed(data, run), run.recipe, how, World())
+            learner.begin(0, 0, 0.1)
+            learner.step(0)
+            learner.step(2)
+            print(counter.frame_count, flush=True)
+"""
+
+
+def test_a_program_is_compiled_once_for_all_seeds_and_anew_for_every_network():
+    """One for each of two batches; also the ninth, although by default the compiler keeps eight
+    of a class and then none."""
+    with program(COMPILING) as process:  # by itself: checked shapes cannot be traced
+        said, _ = process.communicate(timeout=120)
+    assert said.split() == [str(2 + 2 * (number // 2)) for number in range(10)]
+
+
+def test_compiled_kernels_are_kept_beside_the_data_unless_said_otherwise(tmp_path, monkeypatch):
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    monkeypatch.setenv(names[0], "elsewhere")
+    monkeypatch.setenv(names[1], "")  # so that it is put back
+    monkeypatch.delenv(names[1])
+    (tmp_path / "file").touch()
+    keep_compiled(tmp_path / "file")  # cannot be written: as it was
+    assert names[1] not in os.environ
+    keep_compiled(tmp_path)
+    assert os.environ[names[0]] == "elsewhere"
+    assert os.environ[names[1]] == str(tmp_path / "compiled" / mssar.__version__ / "triton")
+
+
+def test_bytes_are_normalised_in_their_own_layout():
+    data = arrays()
+    x = data.train.images[:5].permute(0, 3, 1, 2)
+    found = feeds.Normalise(data, CPU.device)(x)
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (data.mean, data.std))
+    torch.testing.assert_close(found, ((x.double() - mean) / std).float())
+    assert found.is_contiguous(memory_format=torch.channels_last)

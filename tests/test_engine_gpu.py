@@ -63,6 +63,28 @@ def test_a_graph_computes_what_the_steps_do(kind, tmp_path):
     assert same(graph, eager)
 
 
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_run_that_is_out_of_memory_costs_the_others_nothing(tmp_path, monkeypatch, capturing):
+    body = Learner._body
+
+    def greedy(self: Learner, size: int, total: int) -> None:
+        if self.feed.seed == 1 and torch.cuda.is_current_stream_capturing() == capturing:
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        body(self, size, total)
+
+    monkeypatch.setattr(Learner, "_body", greedy)
+    runs, log = [tiny(seed, "mssar") for seed in (0, 1, 2)], Log()
+    data = arrays(200, 40)
+    outcome = train(runs, lambda _: data, cuda(), tmp_path / "fleet", log, width=3)
+    assert [record.run["seed"] for record in outcome.records] == [0, 2]
+    (reason,) = outcome.failures
+    assert "out of memory" in reason
+    assert reason.endswith("a smaller --batch or --fleet needs less")
+    for run in (runs[0], runs[2]):
+        (alone,) = run_all([run], cuda(), tmp_path / "alone")
+        assert same(learnt(tmp_path / "fleet" / run.name), alone)
+
+
 @pytest.mark.parametrize("width", [6, 2])  # all at once; later ones on streams of earlier ones
 def test_a_fleet_learns_what_its_runs_learn_alone(tmp_path, width):
     runs = [tiny(seed, kind) for seed in (0, 1) for kind in KINDS]

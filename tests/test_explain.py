@@ -1,6 +1,8 @@
 """The importance that a network's layers give, against the layers themselves."""
 
 import copy
+import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from lab import assert_same
 from torch import nn
 
 import mssar
+from mssar import mosaic
 from mssar.explain import Importance
 from mssar.layer import MSSAR
 
@@ -170,6 +173,12 @@ def test_mistakes_are_said(unchecked):
         with pytest.raises(ValueError, match="images are N C H W of floating point numbers"):
             unchecked.explain(network, wrong)
 
+    for wrong, kind in ((image.numpy(), "ndarray"), (None, "NoneType"), ("cat.png", "str")):
+        with pytest.raises(ValueError, match=f"^images are N C H W, a torch.Tensor; got {kind}$"):
+            unchecked.explain(network, wrong)
+        with pytest.raises(ValueError, match=f"^explain looks into a network.*; got {kind}$"):
+            unchecked.explain(wrong, image)
+
     class Idle(nn.Module):
         def __init__(self, returned):
             super().__init__()
@@ -182,3 +191,48 @@ def test_mistakes_are_said(unchecked):
         unchecked.explain(Idle(image), image)
     with pytest.raises(ValueError, match="returns one tensor here; got dict"):
         unchecked.explain(Idle({}), image)
+
+
+def test_they_say_what_they_are_in_one_line():
+    found = mssar.explain(NETWORKS["resnet"](), torch.randn(2, 3, 16, 12))
+    assert repr(found) == (
+        "Explanation(batch of 2, 3 layers: 'layer1.0.recalibrate' … 'layer3.0.recalibrate')"
+    )
+    assert repr(found.blocks[1]) == (
+        "Importance('layer2.0.recalibrate': 32 channels of 8×6, regional scales 1, 2, 4, "
+        "batch of 2)"
+    )
+
+
+@pytest.mark.parametrize("name", ["resnet", "se", "sliding", "twice"])
+def test_the_picture_holds_every_mean_map_in_its_place(name):
+    found = mssar.explain(NETWORKS[name](), torch.randn(3, 3, 13, 10))
+    ranges = [block.mean.new_tensor((0.0, 1.0)) for block in found.blocks]
+    canvas = mosaic.mosaic(found.blocks, 2, ranges)
+    cell, rows = mosaic.SIDE + mosaic.GAP, len(mosaic._rows(found.blocks))
+    for column, block in enumerate(found.blocks):
+        several = len(block.scales) > 1
+        for row, maps in enumerate([*block.mean_per_scale, *([block.mean] if several else [])]):
+            for image in range(2):
+                top, left = mosaic._top(image * rows + row, rows), column * cell
+                shown = canvas[top : top + mosaic.SIDE, left : left + mosaic.SIDE]
+                height, width = block.size
+                y = torch.arange(height) * mosaic.SIDE // height + 1
+                x = torch.arange(width) * mosaic.SIDE // width + 1
+                torch.testing.assert_close(shown[y][:, x], maps[image])
+    assert canvas.isnan().any()  # between the maps there is nothing
+
+
+def test_a_notebook_shows_a_picture_where_it_can(monkeypatch):
+    pytest.importorskip("matplotlib")
+    found = mssar.explain(densenet(), torch.randn(1, 3, 8, 8))
+    assert found._repr_png_().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert found._repr_png_() is None
+
+
+def test_of_many_layers_some_are_drawn():
+    chosen = mosaic._spaced(range(48), 16)
+    assert (len(chosen), chosen[0], chosen[-1]) == (16, 0, 47)
+    assert max(b - a for a, b in pairwise(chosen)) <= 4
+    assert mosaic._spaced(range(3), 16) == [0, 1, 2]

@@ -85,24 +85,6 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert message.startswith("resnet8 none, seed 0: finished before, in ")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_run_that_diverges_ends_and_the_others_finish(tmp_path, monkeypatch, value):
-    data, runs, log = arrays(), [tiny(0), tiny(1), tiny(2)], Log()
-    monkeypatch.setattr(Learner, "step", poison(4, 1, value))
-    outcome = fleet_of(runs, data, tmp_path, log, width=3)
-    assert [r.run["seed"] for r in outcome.records] == [0, 2]
-    (reason,) = outcome.failures
-    assert log.failures == [(runs[1], reason)]
-    assert "in epoch 2, step 2; " in reason  # the fifth step
-    directory = tmp_path / runs[1].name
-    (kept,) = checkpoint.checkpoints(directory)
-    assert f"{kept} is the last good checkpoint" in reason
-    assert kept.name == "epoch-0001.safetensors"
-    assert all(t.isfinite().all() for t in learnt(directory).values())
-    assert outcome.left == []
-    assert not (directory / "record.json").exists()
-
-
 def test_a_budget_ends_in_time_and_what_was_done_is_kept(tmp_path):
     data, log = arrays(), Log()
     runs = [tiny(0, epochs=1000), tiny(1, epochs=1000), tiny(2)]
@@ -150,12 +132,75 @@ def test_a_budget_counts_the_turns_of_all_runs(tmp_path, clock, width):
     assert outcome.left == runs
 
 
+class Times:
+    """A clock of our own, on which steps and saves take what they are said to take."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, step: Callable[[int, int], float], save: float):
+        self.now, self.seconds, self.calls = 0.0, step, dict[tuple[int, int], int]()
+        real_step, real_save = Learner.step, checkpoint.write
+
+        def slow_step(learner: Learner, number: int) -> None:
+            key = learner.feed.seed, learner.feed.sizes[number]
+            self.now += self.seconds(key[1], self.calls.get(key, 0))
+            self.calls[key] = self.calls.get(key, 0) + 1
+            real_step(learner, number)
+
+        def slow_save(*words: Any) -> Path:
+            self.now += save
+            return real_save(*words)
+
+        patch.setattr(Learner, "step", slow_step)
+        patch.setattr(checkpoint, "write", slow_save)
+        patch.setattr(fleet.time, "monotonic", lambda: self.now)
+
+
+def assert_all_kept(folder: Path, runs: list[Run], steps: int) -> None:
+    """As many steps as were made are in the newest checkpoints."""
+    done = 0
+    for run in runs:
+        progress = checkpoint.progress(checkpoint.checkpoints(folder / run.name)[-1])
+        done += 3 * progress.epoch + progress.step
+    assert done == steps
+
+
+def test_a_budget_is_used_to_its_end_however_long_compiling_takes(tmp_path, monkeypatch):
+    """Once for each run's first step, and once more for its last batch, which is smaller."""
+    times = Times(monkeypatch, lambda _, before: 1.0 if before else 20.0, save=0.3)
+    runs = [tiny(seed, epochs=50) for seed in range(9)]
+    budget = 2 * 9 * 20 + 100
+    outcome = fleet_of(runs, arrays(), tmp_path, Log(), width=9, budget=budget)
+    assert outcome.left == runs
+    assert 0.95 * budget <= times.now <= budget
+    assert sum(times.calls.values()) > 2 * 9 + 60
+    assert_all_kept(tmp_path, runs, sum(times.calls.values()))
+
+
+@pytest.mark.parametrize("budget", range(60, 70))
+def test_the_time_that_saving_takes_is_kept_back(tmp_path, monkeypatch, budget):
+    times = Times(monkeypatch, lambda *_: 1.0, save=4.0)
+    runs = [tiny(seed, epochs=50) for seed in range(3)]
+    fleet_of(runs, arrays(), tmp_path, Log(), width=3, budget=budget)
+    assert budget - 3 * 4.0 - 2 <= times.now <= budget
+    assert_all_kept(tmp_path, runs, sum(times.calls.values()))
+
+
+def test_what_there_is_no_time_to_begin_is_left_and_the_others_go_on(tmp_path, monkeypatch):
+    times = Times(monkeypatch, lambda _, before: 1.0 if before else 10.0, save=0.0)
+    runs = [tiny(0, epochs=1), tiny(1, epochs=50), tiny(2)]
+    outcome = fleet_of(runs, arrays(), tmp_path, Log(), width=2, budget=50)
+    assert outcome.left == runs[1:]
+    assert [r.run["seed"] for r in outcome.records] == [0]
+    assert times.calls.keys() == {(0, 16), (0, 5), (1, 16), (1, 5)}  # 40 s, and two steps
+    assert 48 <= times.now <= 49
+    assert not (tmp_path / runs[2].name).exists()
+
+
 def test_out_of_time_a_spoilt_run_is_not_saved_and_the_other_is(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(engine, "TICK", math.inf)
     monkeypatch.setattr(Learner, "step", poison(1, 0))
     runs = [tiny(0), tiny(1)]
-    outcome = fleet_of(runs, arrays(), tmp_path, Log(), width=2, budget=9)
-    assert 4 <= clock() <= 6  # in the first epoch, the spoilt step taken
+    outcome = fleet_of(runs, arrays(), tmp_path, Log(), width=2, budget=6)
+    assert 4 <= clock() <= 5  # in the first epoch, the spoilt step taken
     assert runs[1] in outcome.left
     progress, _ = checkpoint.load(checkpoint.checkpoints(tmp_path / runs[1].name)[-1])
     assert (progress.epoch, progress.step) >= (0, 2)

@@ -350,7 +350,8 @@ def test_device_and_dtype_reach_every_parameter(device, dtype):
     layer = MSSAR(6, device=device, dtype=dtype)
     for name, value in layer.state_dict().items():
         assert value.device.type == device, name
-        expected = torch.long if name.endswith("num_batches_tracked") else dtype
+        whole = name.endswith(("num_batches_tracked", "coordinates"))
+        expected = torch.long if whole else dtype
         assert value.dtype == expected, name
 
 
@@ -391,6 +392,7 @@ def test_the_names_of_the_state():
     one = ["reduce.weight", *(f"norm1.{n}" for n in norm)]
     one += ["expand.weight", *(f"norm2.{n}" for n in norm)]
     expected = [f"branches.{number}.{name}" for number in range(2) for name in one]
+    expected = ["coordinates", *expected]
     assert list(MSSAR(4, (1, 3)).state_dict()) == expected
     assert list(MSSAR(4, (1, 3), "sliding", context_channels=7).state_dict()) == expected
 

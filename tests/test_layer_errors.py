@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import oracle
 import pytest
 import torch
@@ -152,3 +153,32 @@ def test_norms_that_look_beyond_the_batch_are_not_refused(unchecked):
 def test_whole_numbers_are_no_map(unchecked):
     with pytest.raises(ValueError, match=r"floating point.*got torch.int64"):
         unchecked.MSSAR(6)(torch.ones(2, 6, 4, 4, dtype=torch.int64))
+
+
+NOT_TENSORS = [
+    (np.ones((2, 6, 4, 4), np.float32), "ndarray"),
+    (None, "NoneType"),
+    ("x.png", "str"),
+    ([[1.0]], "list"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind"), NOT_TENSORS, ids=[kind for _, kind in NOT_TENSORS])
+@pytest.mark.parametrize("options", [{}, {"strategy": "sliding"}, {"backend": "triton"}])
+def test_what_is_no_tensor_is_said(unchecked, given, kind, options):
+    layer, x = unchecked.MSSAR(6, **options), torch.randn(2, 6, 4, 4)
+    for call, what in ((layer, "x"), (layer.importance, "x"), (layer.pool, "context")):
+        with pytest.raises(
+            ValueError, match=f"^{what} is a map N C H W, a torch.Tensor; got {kind}$"
+        ):
+            call(given)
+    for norm in (None, torch.nn.BatchNorm2d(6)):
+        with pytest.raises(ValueError, match=f"^y is a map .*; got {kind}$"):
+            unchecked.tail(given, norm, layer)
+        if given is not None:
+            with pytest.raises(ValueError, match=f"^shortcut is a map .*; got {kind}$"):
+                unchecked.tail(x, norm, layer, given)
+    if given is not None:
+        layer = unchecked.MSSAR(6, context_channels=5, **options)
+        with pytest.raises(ValueError, match=f"^context is a map .*; got {kind}$"):
+            layer(x, given)

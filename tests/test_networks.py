@@ -34,7 +34,12 @@ def randomise(network: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [("resnet18", "resnet18"), ("resnet34", "resnet34"), ("resnext50", "resnext50_32x4d")],
+    [
+        ("resnet18", "resnet18"),
+        ("resnet34", "resnet34"),
+        ("resnet50", "resnet50"),
+        ("resnext50", "resnext50_32x4d"),
+    ],
 )
 def test_torchvision_weights_load_as_they_are(torchvision, ours, theirs):
     source = getattr(torchvision.models, theirs)().eval()
@@ -143,9 +148,9 @@ def test_a_recalibration_keeps_its_own_initialisation():
     assert all(block.recalibrate.weight.eq(0.125).all() for block in network.layer2)
 
 
-def test_list_models_names_the_papers_networks():
+def test_list_models_names_the_papers_networks_and_two_more():
     expected = ["resnet8", "resnet20", "resnet32", "resnet56", "densenet100", "densenet190"]
-    assert mssar.list_models() == [*expected, "resnet18", "resnet34", "resnext50"]
+    assert mssar.list_models() == [*expected, "resnet18", "resnet34", "resnet50", "resnext50"]
 
 
 @pytest.mark.parametrize("recalibration", ["none", "se", "mssar"])
@@ -167,6 +172,18 @@ def test_every_network_classifies(name, recalibration):
         features = network.forward_features(x)
         assert features.shape[:2] == (2, network.num_features)
         assert_close(network.forward_head(features), logits)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "densenet100", "resnet18"])
+def test_images_may_have_other_channels(name):
+    three = mssar.create_model(name, "mssar").eval()
+    one = mssar.create_model(name, "mssar", in_chans=1).eval()
+    state = three.state_dict()
+    state["conv1.weight"] = state["conv1.weight"].sum(1, keepdim=True)
+    one.load_state_dict(state, strict=True)
+    grey = torch.randn(2, 1, 32, 32)
+    with torch.inference_mode():  # grey is all colours alike
+        assert_close(one(grey), three(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["resnet20", "densenet100", "resnext50"])
@@ -228,10 +245,11 @@ def test_a_densenet_is_multi_stage_where_it_can_be(recalibration):
     assert {network.block1.stage for network in (single, asked)} == {"single"}
 
 
-def test_resnext_reduces_by_sixteen_unless_told():
+@pytest.mark.parametrize("name", ["resnet50", "resnext50"])
+def test_bottlenecks_reduce_by_sixteen_unless_told(name):
     with torch.device("meta"):
         found = [
-            mssar.create_model("resnext50", "mssar", **options).layer1[0].recalibrate.reduction
+            mssar.create_model(name, "mssar", **options).layer1[0].recalibrate.reduction
             for options in ({}, {"reduction": 4})
         ]
     assert found == [16, 4]
@@ -254,6 +272,9 @@ def test_resnext_reduces_by_sixteen_unless_told():
         ("resnet20", lambda _: None, {}, "made NoneType for 16"),
         ("densenet100", lambda _: None, {}, "made NoneType for 12"),
         ("resnet20", "none", {"num_classes": 2.5}, "num_classes is 0 .* got 2.5"),
+        ("resnet20", "none", {"in_chans": 0}, "in_chans is a whole number of at least 1; got 0"),
+        ("densenet100", "mssar", {"in_chans": 1.5}, "in_chans is a whole .* got 1.5"),
+        ("resnet18", "none", {"in_chans": "RGB"}, "in_chans is a whole .* got 'RGB'"),
     ],
 )
 def test_what_cannot_be_built_is_said(unchecked, name, recalibration, options, message):

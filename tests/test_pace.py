@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mssar.lab.engine import fleet, pace
+from mssar.lab.engine import pace
+from mssar.lab.engine.clock import Typical
 from mssar.lab.engine.pace import Company, Pace
 from mssar.lab.engine.world import World
 
@@ -92,17 +93,31 @@ def test_only_who_never_shared_was_alone():
     assert crowd.mean == 4
 
 
-def test_a_long_turn_is_remembered_for_seconds_however_many_short_ones_follow(monkeypatch):
+def test_what_takes_long_now_and_then_is_no_rule():
+    typical = Typical()
+    assert typical.seconds == 0
+    for seconds in (60.0, 0.1, 60.0, 0.1, 0.3, 0.1):
+        typical.add(seconds)
+    assert typical.seconds == 0.1
+    for _ in range(9):
+        typical.add(2.0)
+    assert typical.seconds == 2.0  # the rule of late
+
+
+def test_how_far_a_gpu_is_behind_is_from_issue_to_end(events, monkeypatch):
+    made, _ = events
     now = 0.0
-    monkeypatch.setattr(fleet.time, "monotonic", lambda: now)
-    clock = fleet.Clock(100)
-    with clock.turn():
-        now += 1.0
-    for _ in range(1000):
-        with clock.turn():
-            now += 0.0005
-    assert clock.longest > 0.9
-    for _ in range(100):
-        with clock.turn():
-            now += 0.5
-    assert clock.longest == pytest.approx(0.5)
+
+    def sleep(_):
+        nonlocal now
+        now += 1
+
+    monkeypatch.setattr(pace.time, "sleep", sleep)
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now)
+    made += [Event(3), Event(2)]
+    own = Pace(GPU, World())
+    assert pauses(own.kept()) == 0
+    assert own.behind.seconds == 0
+    now = 10.0
+    assert pauses(own.caught_up()) == 3 + 2
+    assert own.behind.seconds == 5  # of 13, since 0, and 5, since 10

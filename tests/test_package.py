@@ -67,10 +67,8 @@ for backend in ("auto", "reference", "triton"):
 def test_public_names():
     assert mssar.__all__ == sorted(mssar.__all__)
     assert all(hasattr(mssar, name) for name in mssar.__all__)
-    names = (
-        "MSSAR Regional Sliding cost create_model explain export from_pretrained list_models tail"
-    )
-    assert mssar.__all__ == names.split()
+    names = "MSSAR Regional Sliding cost create_model explain export from_pretrained insert"
+    assert mssar.__all__ == [*names.split(), "list_models", "remove", "tail"]
 
 
 def test_the_version_is_said_once():

@@ -163,6 +163,21 @@ def test_checkpoints_are_ordered_by_number_not_by_name(tmp_path):
     assert [path.stem for path in checkpoint.checkpoints(tmp_path)] == names
 
 
+def test_a_checkpoint_that_does_not_say_what_its_weights_are_for(tmp_path):
+    """As they were before layers had their coordinates in them."""
+    run, whole, folder = tiny(5, "mssar"), tmp_path / "whole", tmp_path / "stopped"
+    expected = timeless(trained(run, arrays(), whole))
+    shutil.copytree(whole, folder)
+    (folder / RECORD).unlink()
+    (folder / "epoch-0002.safetensors").unlink()
+    progress, tensors = checkpoint.load(folder / "epoch-0001.safetensors")
+    older = {n: t for n, t in tensors.items() if not n.endswith(".coordinates")}
+    assert len(older) == len(tensors) - 3
+    checkpoint.save(folder, progress, older)
+    assert timeless(trained(run, arrays(), folder)) == expected
+    assert_same(learnt(folder), learnt(whole))
+
+
 SPOILT = {
     "truncated": lambda content: content[: len(content) // 2],
     "empty": lambda _: b"",
@@ -333,6 +348,32 @@ def test_what_was_just_saved_is_never_let_go(tmp_path):
     found, tensors = checkpoint.newest(tmp_path, lambda _: None)
     assert found == progress
     assert tensors["x"].tolist() == [0, 1, 2]
+
+
+def test_a_file_of_ours_is_one_of_safetensors(tmp_path):
+    """Its library reads what it would have written, whatever types and layouts there are."""
+    draw = torch.Generator().manual_seed(0)
+    maps = torch.randn(3, 2, 4, 5, generator=draw)
+    tensors = {
+        "counter": torch.tensor(7),
+        "map": maps.to(memory_format=torch.channels_last),
+        "half": maps.half(),
+        "brain": maps.bfloat16()[:, 1],
+        "names ü": torch.arange(-3, 3, dtype=torch.int32),
+        "flags": torch.tensor([True, False, True]),
+        "none": torch.zeros(0, 3),
+        "double": maps[0].double(),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+    }
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(checkpoint.Brought(tensors).file({"mssar": '{"ü": 1}', "b": ""}))
+    assert_same(safetensors.torch.load_file(path), tensors)
+    with safetensors.safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"mssar": '{"ü": 1}', "b": ""}
+    assert path.stat().st_size < 2 * 1024 + sum(t.nbytes for t in tensors.values())
+    assert checkpoint.Brought(tensors).spoilt() is None
+    tensors["brain"][1, 2, 3] = torch.nan
+    assert checkpoint.Brought(tensors).spoilt() == "brain"
 
 
 @pytest.mark.parametrize("pauses", [3, 5])  # all steps done, the test not yet

@@ -6,6 +6,7 @@ from mssar.explain import explain
 from mssar.export import export
 from mssar.layer import MSSAR
 from mssar.networks import create_model, from_pretrained, list_models
+from mssar.surgery import insert, remove
 from mssar.tail import tail
 
 __version__ = "0.1.0"
@@ -18,6 +19,8 @@ __all__ = [
     "explain",
     "export",
     "from_pretrained",
+    "insert",
     "list_models",
+    "remove",
     "tail",
 ]

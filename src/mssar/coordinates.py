@@ -27,7 +27,13 @@ def require_count(what: str, value: object) -> None:
         raise ValueError(f"{what} is a whole number of at least 1; got {value!r}")
 
 
+def require_tensor(what: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{what} is a map N C H W, a torch.Tensor; got {type(x).__name__}")
+
+
 def require_map(what: str, x: Tensor) -> None:
+    require_tensor(what, x)
     if x.ndim != 4 or x.shape[2] < 1 or x.shape[3] < 1 or not x.is_floating_point():
         raise ValueError(
             f"{what} is a map N C H W of floating point numbers, H and W at least 1; "

@@ -7,9 +7,11 @@ the papers. Nothing is computed: the network runs on tensors without storage.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import torch
 from torch import nn
@@ -64,18 +66,9 @@ class Cost:
 
 def cost(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) -> Cost:
     """Parameters and multiply-adds for one image of ``size`` C H W; the model is left as it is."""
-    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
-
-    if not isinstance(size, Sequence) or len(size) != 3 or min(size) < 1:
-        raise ValueError(f"size is C, H, W of one image, such as (3, 32, 32); got {size}")
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    hollow = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    image = torch.empty(1, *size, device="meta", dtype=dtype)
-    counter = FlopCounterMode(display=False)
-    with _evaluating(model), torch.no_grad(), counter:
-        functional_call(model, hollow, (image,))
-    flops = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"cost counts a module; got {type(model).__name__}")
+    flops = run_hollow(model, require_size(size))
     root = type(model).__name__
     within: tuple[str, ...] = ()  # the recalibrations met so far, so that none counts twice
     entries = []
@@ -98,6 +91,33 @@ def cost(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) -> Cost:
         recalibration_macs=sum(e.macs for e in shares),
         modules=tuple(entries),
     )
+
+
+def require_size(size: tuple[int, int, int]) -> tuple[int, int, int]:
+    if not isinstance(size, Sequence) or len(size) != 3 or not all(map(_counts, size)):
+        raise ValueError(f"size is C, H, W of one image, such as (3, 32, 32); got {size!r}")
+    return size
+
+
+def run_hollow(model: nn.Module, size: tuple[int, int, int]) -> dict[str, int]:
+    """Run one image through a network on tensors without storage: what each module does, in flops.
+
+    Hooks see the shapes; the model is left as it is.
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    hollow = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    image = torch.empty(1, *size, device="meta", dtype=dtype)
+    counter = FlopCounterMode(display=False)
+    with _evaluating(model), torch.no_grad(), counter:
+        functional_call(model, hollow, (image,))
+    return {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+
+
+def _counts(n: object) -> bool:
+    return isinstance(n, SupportsIndex) and not isinstance(n, bool) and operator.index(n) > 0
 
 
 def _count(module: nn.Module) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mssar.coordinates import CoordinateSet, Regional, size_of
 from mssar.layer import MSSAR
+from mssar.mosaic import drawn
 from mssar.partition import Size
 from mssar.scales import Nested, Separate
 
@@ -63,6 +64,14 @@ class Importance:
         """The same for each scale."""
         return [z.mean(1) for z in self.per_scale]
 
+    def __repr__(self) -> str:
+        height, width = self.size
+        kind = type(self.sets.sets[0]).__name__.lower()
+        return (
+            f"Importance({self.name!r}: {self.channels} channels of {height}×{width}, "
+            f"{kind} scales {', '.join(map(str, self.scales))}, batch of {len(self.regions[0])})"
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
@@ -77,6 +86,15 @@ class Explanation:
                 return block
         raise KeyError(f"no layer {name!r}; there are {', '.join(b.name for b in self.blocks)}")
 
+    def __repr__(self) -> str:
+        images, layers = len(self.blocks[0].regions[0]), len(self.blocks)
+        ends = f"{self.blocks[0].name!r} … {self.blocks[-1].name!r}"
+        return f"Explanation(batch of {images}, {layers} layers: {ends})"
+
+    def _repr_png_(self) -> bytes | None:
+        """What a notebook shows: the mean maps by layer and scale, where matplotlib is there."""
+        return drawn(self.blocks)
+
 
 def explain(model: nn.Module, images: Float[Tensor, "N B H W"]) -> Explanation:
     """The importance Z that every MSSAR of a network gives to images; the model is left as it is.
@@ -86,9 +104,13 @@ def explain(model: nn.Module, images: Float[Tensor, "N B H W"]) -> Explanation:
             once, where it is and in its own dtype.
         images: normalised as in training.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"explain looks into a network, a module; got {type(model).__name__}")
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, MSSAR)]
     if not layers:
         raise ValueError(f"nothing to explain: {type(model).__name__} has no MSSAR in it")
+    if not isinstance(images, Tensor):
+        raise ValueError(f"images are N C H W, a torch.Tensor; got {type(images).__name__}")
     if images.ndim != 4 or not images.is_floating_point():
         raise ValueError(
             "images are N C H W of floating point numbers, normalised as in training; "

@@ -68,7 +68,7 @@ def obstacle(layer: Layer, norm: nn.Module | None = None) -> str | None:
 
 
 def _norm_obstacle(norm: nn.Module) -> str | None:
-    if type(norm) not in (nn.BatchNorm2d, nn.SyncBatchNorm):
+    if type(norm) not in (nn.BatchNorm2d, nn.SyncBatchNorm) and not _bare(norm):
         return f"{type(norm).__name__} is no plain BatchNorm2d"
     if hooked(norm):
         return f"{type(norm).__name__} has hooks"
@@ -77,6 +77,13 @@ def _norm_obstacle(norm: nn.Module) -> str | None:
     if not all(map(Tensor.is_contiguous, _vectors(norm))):
         return f"a {type(norm).__name__} has parameters with gaps between them"
     return None
+
+
+def _bare(norm: nn.Module) -> bool:
+    """Whether it is timm's norm with an activation, without one."""
+    if type(norm).__name__ != "BatchNormAct2d" or not type(norm).__module__.startswith("timm."):
+        return False
+    return all(type(m) is nn.Identity and not hooked(m) for m in norm.children())
 
 
 def _vectors(norm: Norm) -> tuple[Tensor, ...]:
@@ -244,6 +251,8 @@ class _Bound:
         self._dicts = [m.__dict__ for m in self._modules]
         self._hooks = [d[name] for d in self._dicts for name in HOOKS]
         owners = [layer.branches._modules, *(b._modules for b in branches)]
+        if self.norm is not None:
+            owners.append(self.norm._modules)  # timm's has a few
         owners += [m._parameters for m in parts] + [m._buffers for m in norms]
         self._owners = owners
         self._owned = list(chain.from_iterable(map(_VALUES, owners)))

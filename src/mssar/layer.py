@@ -7,21 +7,26 @@ y = x ⊙ Z
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from mssar import fusible
 from mssar.branch import Branch
-from mssar.coordinates import require_count, require_map, size_of
+from mssar.coordinates import require_count, require_map, require_tensor, size_of
 from mssar.kernels import chosen, require_backend
+from mssar.kernels.tail.op import watched
 from mssar.kernels.windows import op  # noqa: F401  (it registers itself)
 from mssar.partition import accumulation
 from mssar.scales import Pools, Separate, coordinate_sets
+from mssar.tracing import recorded
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+CODES = {"regional": 0, "sliding": 1}  # of strategies, in files: never to be changed
 
 
 def weights(gates: Sequence[Float[Tensor, "N C _ _"]]) -> list[Float[Tensor, "N C _ _"]]:
@@ -44,8 +49,13 @@ class MSSAR(nn.Module):
 
     ``branches[l]`` holds ``reduce``, ``norm1``, ``expand`` and ``norm2`` of ``scales[l]``.
     ``MSSAR(channels, scales=(1,))`` is Squeeze-and-Excitation with batch normalisation.
+
+    The buffer ``coordinates`` says what the weights were trained for, a code for the strategy and
+    the scales. It travels with them, and a layer made for others refuses them. Nothing reads it
+    but :meth:`load_state_dict`: the attributes decide what is computed.
     """
 
+    coordinates: Tensor
     backend: str = "auto"  # of modules that were pickled before there was a choice
     branch_type: ClassVar[type[nn.Module]] = Branch
 
@@ -84,6 +94,13 @@ class MSSAR(nn.Module):
         self.branches = nn.ModuleList(
             Branch(inputs, hidden, channels, device=device, dtype=dtype) for _ in self.scales
         )
+        self._register_coordinates(device)
+
+    def reset_parameters(self) -> None:
+        """Begin anew; also what was made on the meta device and then given memory."""
+        for branch in self.branches:
+            cast("Branch", branch).reset_parameters()
+        self._write_coordinates()
 
     def forward(
         self, x: Float[Tensor, "N C H W"], context: Float[Tensor, "N B H W"] | Pools | None = None
@@ -92,7 +109,11 @@ class MSSAR(nn.Module):
 
         ``context`` may be given as what :meth:`pool` made of it, so that a network which keeps
         adding channels to one map need not pool them all again at every step.
+
+        Traced by torch.fx, a call is one node.
         """
+        if not isinstance(x, Tensor):
+            return self._recorded(x, context)  # type: ignore[unreachable]
         if context is None and self.context_channels is None and self.strategy == "regional":
             made = fusible.tail(x, self)
             if made is not None:
@@ -121,6 +142,7 @@ class MSSAR(nn.Module):
         In training mode BN takes the batch's statistics and updates its running ones, as forward
         does: look at weights in ``eval()``.
         """
+        require_tensor("x", x)
         size = size_of(x)
         by_scale = weights(self._gates(x, context))
         if not per_scale:
@@ -130,6 +152,7 @@ class MSSAR(nn.Module):
 
     def pool(self, context: Float[Tensor, "N B H W"]) -> Pools:
         """What this layer needs to know of a map, to be passed for it as context."""
+        require_tensor("context", context)
         if isinstance(self.sets, Separate) and chosen(self.backend, context):
             radii = self.sets.radii(size_of(context))
             if radii is not None:
@@ -137,6 +160,11 @@ class MSSAR(nn.Module):
                 maps = torch.ops.mssar.window_means(context, radii)
                 return Pools(tuple(maps), size_of(context), self.sets)
         return self.sets.pool(context)
+
+    def _recorded(self, x: Any, context: Any) -> Any:
+        if not isinstance(x, Proxy):
+            require_tensor("x", x)
+        return recorded(self, x) if context is None else recorded(self, x, context)
 
     def _gates(self, x: Tensor, context: Tensor | Pools | None) -> list[Tensor]:
         require_map("x", x)
@@ -164,7 +192,7 @@ class MSSAR(nn.Module):
                 f"missing context: this MSSAR takes its weights from {self.context_channels} "
                 "channels of another map, so call layer(x, context)"
             )
-        if isinstance(context, Tensor):
+        if not isinstance(context, Pools):
             require_map("context", context)
             context = self.pool(context)
         if context.sets != self.sets:
@@ -181,6 +209,60 @@ class MSSAR(nn.Module):
             )
         return context
 
+    # --- what travels with the weights ---
+
+    def _code(self) -> list[int]:
+        return [CODES[self.strategy], *self.scales]
+
+    def _register_coordinates(self, device: torch.device | str | None) -> None:
+        made = torch.tensor(self._code(), dtype=torch.int64, device=device)
+        self.register_buffer("coordinates", made)
+
+    def _write_coordinates(self) -> None:
+        if not watched(self.coordinates) and not self.coordinates.is_inference():
+            with torch.no_grad():
+                self.coordinates.copy_(torch.tensor(self._code(), device="cpu"))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "coordinates" not in self._buffers:  # pickled before there were any
+            self._register_coordinates(next(self.parameters()).device)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        # Averages of weights may have cut whole numbers off: 3 · 0.9995 + 3 · 0.0005 to 2.
+        self._write_coordinates()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key, code = f"{prefix}coordinates", self._code()
+        found = state_dict.get(key)
+        if type(found) is Tensor and not found.is_meta:
+            theirs = [round(n) for n in found.flatten().tolist()]  # an average of floats, too
+            if theirs != code:
+                error_msgs.append(
+                    f"{key}: the weights were trained for {_described(theirs)}, "
+                    f"this MSSAR is made for {_described(code)}"
+                )
+        if found is None or isinstance(found, Tensor):
+            # Its own, whatever was found: older files have none. It lies where the others do.
+            others = (t for n, t in state_dict.items() if n.startswith(prefix))
+            near = next((t for t in others if isinstance(t, Tensor)), self.coordinates)
+            state_dict[key] = torch.tensor(code, device=near.device)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
     def extra_repr(self) -> str:
         said = f"{self.channels}, scales={self.scales}, strategy={self.strategy!r}"
         said += f", reduction={self.reduction}"
@@ -189,3 +271,9 @@ class MSSAR(nn.Module):
         if self.backend != "auto":
             said += f", backend={self.backend!r}"
         return said
+
+
+def _described(code: Sequence[int]) -> str:
+    names = {number: name for name, number in CODES.items()}
+    strategy = names.get(code[0], f"strategy {code[0]}") if code else "no"
+    return f"{strategy} scales {', '.join(map(str, code[1:]))}"

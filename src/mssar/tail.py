@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from mssar import fusible
+from mssar.coordinates import require_tensor
 from mssar.layer import MSSAR
 
 if TYPE_CHECKING:
@@ -44,15 +46,27 @@ def tail(
     In a block of one's own, in ``forward``::
 
         return mssar.tail(self.conv2(x), self.bn2, self.recalibrate, shortcut)
+
+    Traced by torch.fx, every step is a node.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is 'relu', 'silu' or None; got {activation!r}")
-    if type(recalibrate) is MSSAR and not fusible.hooked(recalibrate):
+    if not isinstance(y, Tensor) or not (shortcut is None or isinstance(shortcut, Tensor)):
+        _require_recording(y, shortcut)  # type: ignore[unreachable]
+    elif type(recalibrate) is MSSAR and not fusible.hooked(recalibrate):
         made = fusible.tail(y, recalibrate, norm, shortcut, activation)
         if made is not None:
             return made
     y = recalibrate(y if norm is None else norm(y))
     return ACTIVATIONS[activation](y if shortcut is None else y + shortcut)
+
+
+def _require_recording(y: object, shortcut: object) -> None:
+    """Nothing but torch.fx's proxies may stand for tensors."""
+    if not isinstance(y, Proxy):
+        require_tensor("y", y)
+    if not isinstance(shortcut, Proxy | None):
+        require_tensor("shortcut", shortcut)
 
 
 def path(norm: nn.Module | None, recalibrate: nn.Module) -> str:

@@ -21,6 +21,7 @@ from mssar.lab.commands.export import export
 from mssar.lab.commands.report import report
 from mssar.lab.commands.reproduce import reproduce
 from mssar.lab.commands.train import train
+from mssar.lab.commands.weights import weights
 
 app = typer.Typer(
     name="mssar",
@@ -33,6 +34,7 @@ app.command()(demo)
 app.add_typer(data, name="data")
 app.command()(train)
 app.command("eval")(evaluate)
+app.command()(weights)
 app.command()(explain)
 app.command()(export)
 app.command()(reproduce)

@@ -24,6 +24,7 @@ class Classifier(nn.Module, ABC):
     num_classes: int
     fc: nn.Linear | nn.Identity
     origin: dict[str, Any] | None = None  # what create_model was asked for, if by names
+    note: dict[str, Any] | None = None  # what the file says that its weights came from
 
     @abstractmethod
     def forward_features(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
@@ -45,6 +46,9 @@ class Classifier(nn.Module, ABC):
 
     def reset_classifier(self, num_classes: int) -> None:
         """A fresh linear layer for so many classes; 0 leaves the pooled features."""
+        self._set_classifier(num_classes, self.num_features)
+
+    def _set_classifier(self, num_classes: int, inputs: int) -> None:
         if not isinstance(num_classes, int) or num_classes < 0:
             raise ValueError(f"num_classes is 0 (features) or more; got {num_classes!r}")
         self.num_classes = num_classes
@@ -52,7 +56,7 @@ class Classifier(nn.Module, ABC):
             self.fc = nn.Identity()
             return
         like = next(self.parameters())
-        self.fc = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+        self.fc = nn.Linear(inputs, num_classes, device=like.device, dtype=like.dtype)
         nn.init.zeros_(self.fc.bias)
 
     # As on the Hugging Face Hub. What these need is imported when they are called.

@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mssar import fusible
+from mssar.coordinates import require_count
 from mssar.layer import MSSAR
 from mssar.networks.classifier import Classifier, initialise
 from mssar.networks.recalibration import Recalibration, nothing, recalibrator
 from mssar.scales import Nested, Pools, Separate
+from mssar.tracing import traced
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -70,8 +72,9 @@ class DenseBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C H W"]:
         # Pools of a concatenation are the concatenated pools: carry them along, and pool only the
-        # k new channels of a step, not all of the main vector again.
-        sets = self._sets()
+        # k new channels of a step, not all of the main vector again. What torch.fx records has no
+        # shape to pool by: there each layer pools the main vector for itself.
+        sets = None if traced(x) else self._sets()
         if sets is not None and (bound := self._fused(x)):
             return self._carry(x, bound)
         pools = None if sets is None else sets.pool(x)
@@ -133,8 +136,10 @@ class DenseNet(Classifier):
         num_classes: int = 10,
         recalibration: Recalibration = nothing,
         stage: Stage | None = None,  # multi where the recalibration can, by default
+        in_chans: int = 3,
     ) -> None:
         super().__init__()
+        require_count("in_chans", in_chans)
         if depth < 10 or depth % 6 != 4:
             raise ValueError(f"a DenseNet-BC has 6n+4 layers, such as 100 or 190; got {depth}")
         takes_context = "context_channels" in inspect.signature(recalibration).parameters
@@ -148,7 +153,7 @@ class DenseNet(Classifier):
                 f"{recalibration!r} does not take context_channels, use stage='single'"
             )
         steps, width = (depth - 4) // 6, 2 * growth
-        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.conv1 = nn.Conv2d(in_chans, width, 3, 1, 1, bias=False)
         self.block1 = DenseBlock(steps, width, growth, recalibration, stage)
         width += steps * growth
         self.transition1 = Transition(width, width // 2)
@@ -164,7 +169,7 @@ class DenseNet(Classifier):
         initialise(self)
         self.reset_classifier(num_classes)
 
-    def forward_features(self, x: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C h w"]:
+    def forward_features(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
         x = self.conv1(x)  # N 2k H W
         x = self.transition1(self.block1(x))  # N C H/2 W/2
         x = self.transition2(self.block2(x))  # N C H/4 W/4

@@ -1,11 +1,11 @@
-"""The paper's networks by name."""
+"""The networks by name: the paper's, and two more."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,14 +14,16 @@ from mssar.networks.cifar_resnet import CifarResNet
 from mssar.networks.classifier import Classifier
 from mssar.networks.densenet import DenseNet
 from mssar.networks.recalibration import OPTIONS, OURS, RECALIBRATIONS, Recalibration
-from mssar.networks.resnet import BasicBlock, Bottleneck, ResNet
+from mssar.networks.resnet import BasicBlock, Bottleneck, GroupedBottleneck, ResNet
+from mssar.networks.weights import Weights, read
 
 
 @dataclass(frozen=True)
 class Architecture:
     """How to build a network, and what is particular to it."""
 
-    build: Callable[..., Classifier]
+    network: type[Classifier]
+    shape: tuple[Any, ...]  # what distinguishes it from others of its class
     num_classes: int
     size: tuple[int, int, int]  # of the image it was made for
     defaults: dict[str, Any] = field(default_factory=dict)  # recalibration options
@@ -31,19 +33,20 @@ class Architecture:
 CIFAR: dict[str, Any] = {"num_classes": 10, "size": (3, 32, 32)}
 IMAGENET: dict[str, Any] = {"num_classes": 1000, "size": (3, 224, 224)}
 
+# On a bottleneck's full width the published counts fit SENet's reduction only.
+WIDE: dict[str, Any] = {"defaults": {"reduction": 16}}
+
 NETWORKS: dict[str, Architecture] = {
-    "resnet8": Architecture(partial(CifarResNet, 8), **CIFAR),  # not the paper's: for the demo
-    "resnet20": Architecture(partial(CifarResNet, 20), **CIFAR),
-    "resnet32": Architecture(partial(CifarResNet, 32), **CIFAR),
-    "resnet56": Architecture(partial(CifarResNet, 56), **CIFAR),
-    "densenet100": Architecture(partial(DenseNet, 100, 12), **CIFAR, staged=True),
-    "densenet190": Architecture(partial(DenseNet, 190, 40), **CIFAR, staged=True),
-    "resnet18": Architecture(partial(ResNet, BasicBlock, (2, 2, 2, 2)), **IMAGENET),
-    "resnet34": Architecture(partial(ResNet, BasicBlock, (3, 4, 6, 3)), **IMAGENET),
-    # On a bottleneck's full width the published counts fit SENet's reduction only.
-    "resnext50": Architecture(
-        partial(ResNet, Bottleneck, (3, 4, 6, 3)), **IMAGENET, defaults={"reduction": 16}
-    ),
+    "resnet8": Architecture(CifarResNet, (8,), **CIFAR),  # not the paper's: for the demo
+    "resnet20": Architecture(CifarResNet, (20,), **CIFAR),
+    "resnet32": Architecture(CifarResNet, (32,), **CIFAR),
+    "resnet56": Architecture(CifarResNet, (56,), **CIFAR),
+    "densenet100": Architecture(DenseNet, (100, 12), **CIFAR, staged=True),
+    "densenet190": Architecture(DenseNet, (190, 40), **CIFAR, staged=True),
+    "resnet18": Architecture(ResNet, (BasicBlock, (2, 2, 2, 2)), **IMAGENET),
+    "resnet34": Architecture(ResNet, (BasicBlock, (3, 4, 6, 3)), **IMAGENET),
+    "resnet50": Architecture(ResNet, (Bottleneck, (3, 4, 6, 3)), **IMAGENET, **WIDE),  # nor this
+    "resnext50": Architecture(ResNet, (GroupedBottleneck, (3, 4, 6, 3)), **IMAGENET, **WIDE),
 }
 
 
@@ -62,21 +65,45 @@ def create_model(
     name: str,
     recalibration: str | Recalibration = "none",
     num_classes: int | None = None,
+    in_chans: int = 3,
+    *,
+    weights: str | Path | None = None,
     **options: Any,
 ) -> Classifier:
-    """One of the paper's networks.
+    """One of the networks.
 
     Args:
         name: one of :func:`list_models`.
         recalibration: "none", "se", "mssar", a callable from channels to a module, or for
             comparison "eca", "cbam", "coord", "ela", "ge" (timm's) or "simam".
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
+        in_chans: channels of the images.
+        weights: a safetensors file to load, of this network. What ``mssar weights`` wrote says
+            what it is: the options and the classes left out here are the file's, and ``note`` of
+            the network is what else it says, such as the classes' names and the pixels' mean.
         options: for "se" ``reduction`` and ``backend``; for "mssar" ``scales``, ``strategy``,
             ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for "cbam" and
             "coord" ``reduction``; for DenseNets with one of ours or a callable ``stage``, "multi"
             or "single". A callable takes its own options with it; it is multi-stage if it takes
             ``context_channels``.
     """
+    chosen = architecture(name)
+    if weights is not None:
+        return _trained(read(weights), name, recalibration, num_classes, in_chans, options)
+    classes = chosen.num_classes if num_classes is None else num_classes
+    built = recalibrating(name, recalibration, **options)
+    made = chosen.network(*chosen.shape, num_classes=classes, in_chans=in_chans, **built)
+    if isinstance(recalibration, str):
+        settled = _settled(chosen, recalibration, options)
+        made.origin = {"network": name, "recalibration": recalibration, "options": settled}
+        made.origin["in_chans"] = in_chans
+    return made
+
+
+def recalibrating(
+    name: str, recalibration: str | Recalibration = "none", **options: Any
+) -> dict[str, Any]:
+    """What a network's class is told of its recalibration; options that it has not are refused."""
     chosen = architecture(name)
     taken = _options(recalibration)
     staging = (
@@ -91,24 +118,38 @@ def create_model(
     factory = recalibration if callable(recalibration) else RECALIBRATIONS[recalibration]
     building = {"stage": options.pop("stage")} if "stage" in options else {}
     settings = {k: v for k, v in chosen.defaults.items() if k in taken} | options
-    made = chosen.build(
-        num_classes=chosen.num_classes if num_classes is None else num_classes,
-        recalibration=partial(factory, **settings) if settings else factory,
-        **building,
-    )
-    if isinstance(recalibration, str):
-        settled = _settled(recalibration, settings)
-        if staging:
-            settled["stage"] = building.get("stage", "multi")
-        made.origin = {"network": name, "recalibration": recalibration, "options": settled}
-    return made
+    return {"recalibration": partial(factory, **settings) if settings else factory, **building}
 
 
-def _settled(recalibration: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _settled(chosen: Architecture, recalibration: str, options: dict[str, Any]) -> dict[str, Any]:
     """All that decides what is computed, so that it stays so whatever the defaults become."""
     usual = inspect.signature(RECALIBRATIONS[recalibration]).parameters
-    found = {k: settings.get(k, usual[k].default) for k in OPTIONS[recalibration]}
+    found = {k: usual[k].default for k in OPTIONS[recalibration]}
+    if chosen.staged and recalibration in OURS:
+        found["stage"] = "multi"
+    found |= {k: v for k, v in (chosen.defaults | options).items() if k in found}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+
+
+def _trained(
+    found: Weights,
+    name: str,
+    recalibration: str | Recalibration,
+    num_classes: int | None,
+    in_chans: int,
+    options: dict[str, Any],
+) -> Classifier:
+    if num_classes and found.classes and num_classes != found.classes:
+        raise ValueError(
+            f"{found.path} is for {found.classes} classes, not {num_classes}: load it as it is, "
+            f"then reset_classifier({num_classes})"
+        )
+    classes = found.classes if num_classes is None else num_classes
+    settled = found.settled(name, recalibration, options)
+    model = create_model(name, recalibration, classes, in_chans, **settled)
+    found.put(model)
+    model.note = found.note
+    return model
 
 
 def _options(recalibration: str | Recalibration) -> tuple[str, ...]:

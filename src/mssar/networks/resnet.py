@@ -1,4 +1,4 @@
-"""ResNet-18, ResNet-34 and ResNeXt-50 for ImageNet.  N batch, C channels, H W map.
+"""ResNet-18, -34, -50 and ResNeXt-50 for ImageNet.  N batch, C channels, H W map.
 
 Modules are named as torchvision names them: without recalibration its weights load as they are.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mssar.coordinates import require_count
 from mssar.networks.classifier import Classifier, initialise
 from mssar.networks.recalibration import Recalibration, nothing, recalibrator
 from mssar.tail import path, tail
@@ -70,11 +71,11 @@ class BasicBlock(Block):
 
 
 class Bottleneck(Block):
-    """1×1, grouped 3×3, 1×1; recalibrated at the block's full width."""
+    """1×1, 3×3, 1×1; recalibrated at the block's full width. The 3×3 has the stride."""
 
     expansion = 4
-    groups = 32
-    width_per_group = 4  # in the first stage, doubled with every stage
+    groups: ClassVar[int] = 1
+    width_per_group: ClassVar[int] = 64  # in the first stage, doubled with every stage
 
     def __init__(
         self, inputs: int, width: int, stride: int = 1, recalibration: Recalibration = nothing
@@ -99,6 +100,13 @@ class Bottleneck(Block):
     @property
     def last_norm(self) -> nn.Module:
         return self.bn3
+
+
+class GroupedBottleneck(Bottleneck):
+    """ResNeXt's, 32×4d: its 3×3 is in 32 groups."""
+
+    groups = 32
+    width_per_group = 4
 
 
 def projection(inputs: int, outputs: int, stride: int) -> nn.Module | None:
@@ -132,9 +140,11 @@ class ResNet(Classifier):
         depths: tuple[int, int, int, int],
         num_classes: int = 1000,
         recalibration: Recalibration = nothing,
+        in_chans: int = 3,
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        require_count("in_chans", in_chans)
+        self.conv1 = nn.Conv2d(in_chans, 64, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         wide = block.expansion
         self.layer1 = stage(block, depths[0], 64, 64, 1, recalibration)
@@ -145,7 +155,7 @@ class ResNet(Classifier):
         initialise(self)
         self.reset_classifier(num_classes)
 
-    def forward_features(self, x: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N C h w"]:
+    def forward_features(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
         x = F.relu(self.bn1(self.conv1(x)))  # N 64 H/2 W/2
         x = F.max_pool2d(x, 3, 2, 1)  # N 64 H/4 W/4
         x = self.layer2(self.layer1(x))

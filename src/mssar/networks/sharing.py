@@ -143,10 +143,11 @@ def _config(model: Classifier) -> dict[str, Any]:
 
 
 def _made(config: Mapping[str, Any]) -> Classifier:
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
-    return create_model(
-        config["network"], config["recalibration"], config["num_classes"], **options
-    )
+    options: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()
+    }
+    network, kind, classes = config["network"], config["recalibration"], config["num_classes"]
+    return create_model(network, kind, classes, config["in_chans"], weights=None, **options)
 
 
 def _shapes(model: Classifier) -> dict[str, torch.Size]:

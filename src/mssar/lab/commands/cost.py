@@ -53,7 +53,7 @@ def cost(
         "reduction": reduction,
         "stage": stage,
     }
-    options = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     if paper == (net is not None):
         raise ValueError(f"name a network ({', '.join(mssar.list_models())}), or pass --paper")
     if net is None:

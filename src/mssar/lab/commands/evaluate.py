@@ -15,11 +15,12 @@ from mssar.lab import data
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
 from mssar.lab.engine import evaluate as engine
-from mssar.lab.engine.result import finished
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a checkpoint.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run's folder, a checkpoint, or a file of weights.")
+    ],
     data_dir: opt.DataDir = None,
     by_class: Annotated[bool, typer.Option("--classes", help="The error of each class.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
@@ -33,6 +34,7 @@ def evaluate(
 
     \b
     mssar eval runs/cifar10-resnet20-mssar-seed0-1a2b3c --classes
+    mssar eval resnet20-mssar.safetensors
     """
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
@@ -40,8 +42,7 @@ def evaluate(
     found = data.load(chosen.run.dataset, data_dir)
     how = opt.execution(device, precision, workers=workers, decode=decode, unreadable=unreadable)
     score = engine.evaluate(chosen, found, how, lambda line: typer.echo(line, err=True))
-    record = finished(run) if run.is_dir() else None
-    if record and record.data["checksum"] != found.checksum:
+    if chosen.progress.data != found.checksum:
         typer.echo(f"mssar: {found.name} is not what this run was trained on", err=True)
     at = f"epoch {chosen.progress.epoch} of {chosen.run.recipe.epochs}"
     if chosen.progress.step:

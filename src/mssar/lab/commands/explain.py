@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a checkpoint.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run's folder, a checkpoint, or a file of weights.")
+    ],
     images: Annotated[
         list[str],
         typer.Argument(metavar="IMAGE...", help="Files, or test:17 for a test image by number."),
@@ -57,6 +59,7 @@ def explain(
     \b
     mssar explain runs/demo/arrangements-resnet8-mssar-seed0-8b83ba test:17 test:4
     mssar explain runs/cifar10-resnet20-mssar-seed0-0f3a51 cat.jpg --block layer3.2 -o cat.png
+    mssar explain resnet20-mssar.safetensors cat.jpg
     """
     _require_place(out)
     if not run.exists():
@@ -105,17 +108,23 @@ def _require_place(out: Path) -> None:
 def _data(chosen: engine.Trained, data_dir: Path | None, images: Sequence[str]) -> Data:
     """The run's data set, for its names, its colours' mean and its test images.
 
-    Photographs are all normalised alike, so without theirs only the names are missing.
+    A file of weights says as much of it as pictures of one's own need. Photographs are all
+    normalised alike, so without theirs only the names are missing.
     """
-    run = chosen.run
+    run, note = chosen.run, chosen.note
     try:
         return data.load(run.dataset, data_dir)
     except ValueError:
         photographs = isinstance(run.recipe.augmentation, Photographs)
-        if not photographs or data_dir is not None or any(map(_numbered, images)):
+        if not (photographs or note) or data_dir is not None or any(map(_numbered, images)):
             raise
+    _, height, width = note["size"] if note else (3, 1, 1)
+    labels = torch.zeros(0, dtype=torch.int64)
+    none = Split(torch.zeros(0, height, width, 3, dtype=torch.uint8), labels)
+    if note:
+        mean, std = (tuple(255 * value for value in note[name]) for name in ("mean", "std"))
+        return Arrays(run.dataset, tuple(note["classes"]), none, none, mean, std)
     classes = tuple(map(str, range(chosen.model.num_classes)))
-    none = Split(torch.zeros(0, 1, 1, 3, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
     return Arrays(run.dataset, classes, none, none, MEAN, STD)
 
 

@@ -14,9 +14,9 @@ import torch
 import typer
 
 from mssar.lab import data, records
-from mssar.lab.data import Data
+from mssar.lab.data import Data, places
 from mssar.lab.display import Both, Silence, watching
-from mssar.lab.engine.execution import Execution, choose_device
+from mssar.lab.engine.execution import Execution, choose_device, keep_compiled
 from mssar.lab.engine.fleet import Outcome, into, train
 from mssar.lab.engine.observer import Observer
 from mssar.lab.engine.world import World, joined, launched, leads
@@ -181,6 +181,10 @@ def carry_out(
         run.check()
     for name in dict.fromkeys(run.dataset for run in runs):
         load(name)  # what is missing is said before anything begins
+    if how.device.type == "cuda" or how.compile:
+        # A tree of photographs is the user's own.
+        own = {run.dataset for run in runs} <= {"cifar10", "cifar100"}
+        keep_compiled(places.folder(data_dir if own else None))
     records.read(record_in)  # and so is a file that records cannot be added to
     with joined(how.device) as world, _observing(world, tensorboard) as observer:
         at_once = width or (4 if how.device.type == "cuda" else 1)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
@@ -25,6 +24,16 @@ _TROUBLE = (
     *(OSError, KeyError, TypeError, ValueError, RecursionError),
     safetensors.SafetensorError,
 )
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{5,}))?\.safetensors")
 
 
@@ -49,25 +58,61 @@ class Progress:
 
 def save(directory: Path, progress: Progress, tensors: Mapping[str, Tensor]) -> Path:
     """Write a checkpoint, then let go of all but the last two."""
+    return write(directory, progress, Brought(tensors))
+
+
+def write(directory: Path, progress: Progress, state: Brought) -> Path:
+    """Of what was brought before."""
     step = f"-step-{progress.step:05}" if progress.step else ""
     path = directory / f"epoch-{progress.epoch:04}{step}.safetensors"
-    written = safetensors.torch.save(brought(tensors), {"mssar": json.dumps(asdict(progress))})
-    write_whole(path, written)
+    write_whole(path, state.file({"mssar": json.dumps(asdict(progress))}))
     for old in checkpoints(directory)[:-KEPT]:
         if old != path:  # later ones may lie there that cannot be read
             old.unlink(missing_ok=True)
     return path
 
 
-def brought(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU, one transfer a type: on a busy GPU each waits for its turn."""
-    found: dict[str, Tensor] = {}
-    for dtype in {t.dtype for t in tensors.values()}:
-        same = {name: t.detach() for name, t in tensors.items() if t.dtype == dtype}
-        whole = torch.cat([t.reshape(-1) for t in same.values()]).cpu()
-        parts = whole.split([t.numel() for t in same.values()])
-        found |= {n: p.view(t.shape) for (n, t), p in zip(same.items(), parts, strict=True)}
-    return {name: found[name].clone() for name in tensors}
+class Brought:
+    """Tensors on the CPU, one transfer a type: on a busy GPU each waits for its turn.
+
+    They stay together in the file too. To write hundreds of small tensors one by one took most of
+    the time that saving took, and at the end of an epoch a whole fleet waits for it.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._whole: list[tuple[dict[str, torch.Size], Tensor]] = []
+        types = {t.dtype for t in tensors.values()}
+        for dtype in sorted(types, key=lambda d: (-d.itemsize, str(d))):  # aligned in the file
+            same = {name: t.detach() for name, t in tensors.items() if t.dtype == dtype}
+            whole = torch.cat([t.reshape(-1) for t in same.values()]).cpu()
+            self._whole.append(({name: t.shape for name, t in same.items()}, whole))
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """By name; views of what is kept together."""
+        for shapes, whole in self._whole:
+            parts = whole.split([shape.numel() for shape in shapes.values()])
+            for (name, shape), part in zip(shapes.items(), parts, strict=True):
+                yield name, part.view(shape)
+
+    def spoilt(self) -> str | None:
+        """The first that has a number that is not finite."""
+        if all(whole.isfinite().all() for _, whole in self._whole):
+            return None
+        return next(name for name, tensor in self.tensors() if not tensor.isfinite().all())
+
+    def file(self, notes: Mapping[str, str]) -> bytes:
+        """All of it as a safetensors file: the header's length, a JSON header, the numbers."""
+        header: dict[str, Any] = {"__metadata__": dict(notes)}
+        end = 0
+        for shapes, whole in self._whole:
+            for name, shape in shapes.items():
+                begin, end = end, end + shape.numel() * whole.itemsize
+                kind = {"dtype": _TYPES[whole.dtype], "shape": list(shape)}
+                header[name] = {**kind, "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        numbers = [whole.view(torch.uint8).numpy().tobytes() for _, whole in self._whole]
+        return b"".join((len(text).to_bytes(8, "little"), text, *numbers))
 
 
 def discard(directory: Path, *others: str) -> None:
@@ -135,6 +180,34 @@ def _progress(file: Any) -> Progress:
             raise ValueError(f"{name} is no {kind.__name__}")
     lines.check_finite(found)
     return made
+
+
+def put(found: dict[str, Tensor], into: dict[str, Tensor], directory: Path) -> None:
+    """A checkpoint's tensors into those of a run, if they are of the same names and shapes."""
+    # Older checkpoints do not say what a layer's weights are for; their run does.
+    into = {n: t for n, t in into.items() if n in found or not n.endswith(".coordinates")}
+    for name in found.keys() ^ into.keys():
+        raise ValueError(f"{directory}: {name} is in only one of checkpoint and network")
+    with torch.no_grad():
+        for name, tensor in into.items():
+            if tensor.shape != found[name].shape:
+                shapes = f"{tuple(found[name].shape)}, here {tuple(tensor.shape)}"
+                raise ValueError(f"{directory}: {name} is {shapes}")
+            tensor.copy_(found[name])
+
+
+def require_same(there: dict[str, object], here: dict[str, object], directory: Path) -> None:
+    """A ValueError says where the run of a folder is another."""
+    for path, a, b in _differences(there, here):
+        raise ValueError(f"{directory} holds another run: {path} is {a!r} there and {b!r} here")
+
+
+def _differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, object, object]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *(b.keys() - a.keys())]:
+            yield from _differences(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))
+    elif a != b:
+        yield path, a, b
 
 
 def write_whole(path: Path, content: bytes) -> None:

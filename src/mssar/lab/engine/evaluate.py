@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,23 +19,28 @@ from mssar.lab.engine.pace import own_lane
 from mssar.lab.engine.step import Examiner, Score
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run, run_from_dict
+from mssar.networks import weights
 from mssar.networks.classifier import Classifier
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A run as its last checkpoint has it."""
+    """A run as its last checkpoint has it, or a file of its weights, which has a note."""
 
     run: Run
     progress: Progress
     model: Classifier
+    note: dict[str, Any] | None = None
 
 
 def trained(
     directory: Path,
     say: Callable[[str], None] = lambda message: None,  # noqa: ARG005
 ) -> Trained:
-    """The network of a run's folder, from its last checkpoint, or of one checkpoint file."""
+    """The network of a run's folder, from its last checkpoint, or of one checkpoint file, or of a
+    file of weights."""
+    if directory.is_file() and (published := _published(directory)):
+        return published
     found = load(directory) if directory.is_file() else newest(directory, say)
     if found is None:
         raise ValueError(f"{directory} holds no checkpoint; name a run's folder, as in runs/…")
@@ -50,6 +56,29 @@ def trained(
         reason = " ".join(str(error).split())
         raise ValueError(f"{directory} does not fit {run.label}: {reason:.200}") from None
     return Trained(run, progress, model)
+
+
+def _published(path: Path) -> Trained | None:
+    """What ``mssar weights`` wrote; None if this is something else."""
+    try:
+        found = weights.read(path)
+    except ValueError:
+        return None
+    if found.note is None or "run" not in found.note:
+        return None
+    try:
+        progress = Progress(
+            **{name: found.note[name] for name in ("run", "data", "epoch")},
+            precision="",
+            id=found.note["record"],
+            started="",
+        )
+    except KeyError as error:
+        raise ValueError(f"{path}: its note lacks {error}") from None
+    run = run_from_dict(progress.run)
+    model = run.build(found.classes or 0)
+    found.put(model)
+    return Trained(run, progress, model, found.note)
 
 
 def evaluate(

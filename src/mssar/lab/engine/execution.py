@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import mssar
+
+PROGRAMS = 256  # that one network class may be compiled into: depths, options, classes, batches
 PRECISIONS = ("bf16", "tf32", "fp32")
 
 
@@ -84,8 +88,35 @@ def settings(execution: Execution) -> Iterator[None]:
     if execution.deterministic != strict or warn_only:  # it imports the compiler, which takes time
         torch.use_deterministic_algorithms(execution.deterministic)
     try:
-        yield
+        with _compiling() if execution.compile else nullcontext():
+            yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
         if torch.are_deterministic_algorithms_enabled() != strict or warn_only:
             torch.use_deterministic_algorithms(strict, warn_only=warn_only)
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Runs of one network share what was compiled for the first. But networks of one class share
+    a limit too, eight programs by default, beyond which all of them would run uncompiled."""
+    from torch._dynamo import config
+
+    names = ("recompile_limit", "cache_size_limit")  # before torch 2.7 the latter
+    name = next(name for name in names if hasattr(config, name))
+    every = "accumulated_" + name
+    changes = {n: max(getattr(config, n), PROGRAMS) for n in (name, every)}
+    with config.patch(**changes):
+        yield
+
+
+def keep_compiled(place: Path) -> None:
+    """Have compiled kernels kept beneath a folder, where nobody said otherwise: whoever takes
+    the data along to another machine takes them along too."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    for variable, name in caches.items():
+        folder = place / "compiled" / mssar.__version__ / name
+        with suppress(OSError):  # a folder that may not be written: they are kept elsewhere
+            if variable not in os.environ:
+                folder.mkdir(parents=True, exist_ok=True)
+                os.environ[variable] = str(folder)

@@ -121,7 +121,7 @@ class Normalise:
         self.scale, self.shift = 1 / std, -mean / std
 
     def __call__(self, x: UInt8[Tensor, "n 3 H W"]) -> Float[Tensor, "n 3 H W"]:
-        return torch.addcmul(self.shift, x.float(), self.scale)
+        return torch.addcmul(self.shift, x, self.scale)  # bytes become floats on the way
 
 
 class Resident:

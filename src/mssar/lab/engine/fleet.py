@@ -6,32 +6,28 @@ What a run computes does not depend on its company.
 
 from __future__ import annotations
 
-import math
-import signal
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 import torch
 
 from mssar.lab import records
 from mssar.lab.data import Data
+from mssar.lab.engine import failure
+from mssar.lab.engine.clock import Clock, Typical
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import Resident
 from mssar.lab.engine.observer import Observer
 from mssar.lab.engine.result import finished
-from mssar.lab.engine.training import DivergedError, Training
+from mssar.lab.engine.training import Training
 from mssar.lab.engine.world import World
 from mssar.lab.records import Record
 from mssar.lab.run import Run
-
-RESERVE = 1.0  # seconds of a time budget kept for leaving
-MEMORY = 10.0  # seconds in which a long turn comes to count half
-IMPATIENCE = 0.5  # seconds after which a second interrupt is meant
 
 
 @dataclass
@@ -42,60 +38,6 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     left: list[Run] = field(default_factory=list)  # not finished in time
     signal: int | None = None  # that ended it
-
-
-class Clock:
-    """When to stop: at a signal, or so long before the budget ends that saving fits in."""
-
-    def __init__(self, budget: float | None) -> None:
-        self.end = None if budget is None else time.monotonic() + budget
-        self.signal: int | None = None
-        self._last = time.monotonic()
-        self.longest = 0.0  # turn of late: the next may take as long, and so may saving
-
-    def expired(self, runs: int = 1) -> bool:
-        """Whether it is time, if each of so many runs is to have a turn and then be saved."""
-        if self.signal is not None:
-            return True
-        needed = 2 * runs * self.longest + RESERVE
-        return self.end is not None and time.monotonic() + needed > self.end
-
-    @contextmanager
-    def turn(self, *, first: bool = False) -> Iterator[None]:
-        """A run's turn. Its first is not like the others: caches are cold, graphs are captured."""
-        begun = time.monotonic()
-        yield
-        now = time.monotonic()
-        if not first:  # long ones, such as compiling for a last batch, are forgotten in time
-            faded = self.longest * 0.5 ** ((now - self._last) / MEMORY)
-            self.longest = max(faded, now - begun)
-        self._last = now
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """The first SIGTERM or interrupt asks to stop; a later interrupt is obeyed at once.
-
-        A second SIGTERM, or an interrupt that comes with the first signal, says nothing new:
-        schedulers signal a process and its parent, which passes it on.
-        """
-        asked = math.inf
-
-        def ask(number: int, _frame: FrameType | None) -> None:
-            nonlocal asked
-            if number == signal.SIGINT and time.monotonic() > asked + IMPATIENCE:
-                raise KeyboardInterrupt
-            if self.signal is None:
-                self.signal, asked = number, time.monotonic()
-
-        before = {}
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(ValueError):  # not the main thread
-                before[number] = signal.signal(number, ask)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def train(
@@ -115,7 +57,8 @@ def train(
 
     Runs that are finished there are not trained again, and those that were begun go on, unless all
     are to begin ``anew``. ``load`` gives a data set by its name; ``record`` is handed the record of
-    every finished run.
+    every finished run. A run that fails is among the failures, and the others go on; where all
+    failed by mistakes of the user's, the first is raised.
     """
     if width < 1:
         raise ValueError(f"the width of a fleet is 1 or more; got {width}")
@@ -125,6 +68,16 @@ def train(
         fleet.work(deque(dict.fromkeys(runs)))
     fleet.outcome.signal = clock.signal
     return fleet.outcome
+
+
+@dataclass(eq=False)
+class _Boat:
+    """A run at sea."""
+
+    training: Training
+    work: Iterator[None]
+    prepared: float  # seconds it took to make ready
+    new: bool = True  # until it had a turn
 
 
 @dataclass
@@ -139,63 +92,93 @@ class _Fleet:
     anew: bool
     clock: Clock
     outcome: Outcome = field(default_factory=Outcome)
+    mistakes: list[str] = field(default_factory=list)  # among the failures
+    untidy: bool = False  # since a failure
     resident: dict[object, Resident] = field(default_factory=dict)
-    begun: set[Training] = field(default_factory=set)  # that had a turn
+    starts: Typical = field(default_factory=Typical)  # making ready and the first turn
     # Streams that are free again. Memory is kept by stream: the next run finds the last one's.
     lanes: list[torch.cuda.Stream | None] = field(default_factory=list)
 
     def work(self, waiting: deque[Run]) -> None:
-        sailing: list[tuple[Training, Iterator[None]]] = []
+        sailing: list[_Boat] = []
         try:
             while waiting or sailing:
-                if self._expired(len(sailing)):
+                self._launch(waiting, sailing)
+                if not (sailing and self._round(sailing)):
                     self._save(sailing)
                     break
-                self._launch(waiting, sailing)
-                self._round(sailing)
-        except ValueError:  # of one run, its folder or its files: the others lose nothing
+                self._sweep()
+        except Exception:  # of the machine, or of what all runs share: they lose nothing
             if self.world.size == 1:  # saving is for all processes, and this may be one of them
-                self._save(sailing)
+                with suppress(OSError):
+                    self._save(sailing)
             raise
         finally:
-            self.outcome.left = [training.run for training, _ in sailing] + list(waiting)
-            for training, work in sailing:
-                work.close()  # type: ignore[attr-defined]
-                training.close()
+            self.outcome.left = [boat.training.run for boat in sailing] + list(waiting)
+            while sailing:
+                self._leave(sailing[-1], sailing)
+        outcome = self.outcome
+        if not (outcome.records or outcome.left) and len(self.mistakes) == len(outcome.failures):
+            for mistake in self.mistakes:
+                raise ValueError(mistake)
 
     # Each in a function of its own: nothing may keep a finished run, or the next lacks its memory.
 
-    def _launch(self, waiting: deque[Run], sailing: list[tuple[Training, Iterator[None]]]) -> None:
+    def _launch(self, waiting: deque[Run], sailing: list[_Boat]) -> None:
         while waiting and len(sailing) < self.width:
-            if begun := self._begin(waiting.popleft()):
-                sailing.append((begun, begun.work()))
-
-    def _round(self, sailing: list[tuple[Training, Iterator[None]]]) -> None:
-        """A turn for everybody."""
-        for training, work in list(sailing):
-            with self.clock.turn(first=training not in self.begun):
-                going = self._turn(training, work)
-            self.begun.add(training)
-            training.company.add(len(sailing))
-            if not going:
-                sailing.remove((training, work))
-                self.begun.discard(training)
-                self.lanes.append(training.lane)
-                training.close()
-
-    def _expired(self, runs: int) -> bool:
-        return self.world.any(self.clock.expired(max(1, runs)), self.execution.device)
-
-    def _save(self, sailing: list[tuple[Training, Iterator[None]]]) -> None:
-        for training, work in list(sailing):
+            if self._expired(sailing, self.starts.seconds):
+                return
+            run = waiting.popleft()
             try:
-                training.save()
-            except DivergedError as reason:
-                self._fail(training, reason)
-                sailing.remove((training, work))
-                training.close()
+                if boat := self._begin(run):
+                    sailing.append(boat)
+            except Exception as error:
+                said = self._failed(error, run, sailing)
+                if sailing:
+                    self.observer.said(said)
+            self._sweep()
 
-    def _begin(self, run: Run) -> Training | None:
+    def _round(self, sailing: list[_Boat]) -> bool:
+        """A turn for everybody who has time for one; False when nobody has."""
+        moved = False
+        for boat in list(sailing):
+            due = self.starts if boat.new else boat.training.turns
+            if self._expired(sailing, due.seconds):
+                continue
+            moved = True
+            try:
+                going = self._turn(boat)
+            except Exception as error:
+                self._lose(boat, sailing, error)
+                break  # its memory is for the others: they have their turns once it is free
+            boat.training.company.add(len(sailing))
+            if not going:
+                self._leave(boat, sailing)
+                self.lanes.append(boat.training.lane)
+                if self.world.leads and (done := finished(boat.training.directory)):
+                    self._done(done)
+        return moved
+
+    def _expired(self, sailing: list[_Boat], seconds: float) -> bool:
+        """Whether it is time, if what takes so long is done before everybody is saved."""
+        saving = sum(boat.training.saves.seconds for boat in sailing if not boat.new)
+        behind = max((boat.training.behind for boat in sailing), default=0.0)
+        return self.world.any(self.clock.expired(seconds + saving + behind), self.execution.device)
+
+    def _save(self, sailing: list[_Boat]) -> None:
+        """Everybody, although one cannot be saved."""
+        full: OSError | None = None
+        for boat in [boat for boat in sailing if not (boat.new or boat.training.saved)]:
+            try:
+                boat.training.save()
+            except OSError as error:
+                full = error
+            except Exception as error:
+                self._lose(boat, sailing, error)
+        if full:
+            raise full
+
+    def _begin(self, run: Run) -> _Boat | None:
         directory = self.folder / run.name
         done = finished(directory) if self.world.leads and not self.anew else None
         if self.world.any(done is not None, self.execution.device):
@@ -203,7 +186,8 @@ class _Fleet:
                 self._done(done)
                 self.observer.said(f"{run.label}, seed {run.seed}: finished before, in {directory}")
             return None
-        return Training(
+        begun = time.monotonic()
+        training = Training(
             run,
             self.load(run.dataset),
             self.execution,
@@ -214,24 +198,61 @@ class _Fleet:
             lane=self.lanes.pop() if self.lanes else None,
             anew=self.anew,
         )
+        return _Boat(training, training.work(), time.monotonic() - begun)
 
-    def _turn(self, training: Training, work: Iterator[None]) -> bool:
+    def _turn(self, boat: _Boat) -> bool:
         """Let a run go on to its next pause; False when it has ended."""
+        training, begun = boat.training, time.monotonic()
+        before = training.progress.step
         try:
             with training.stream:
-                next(work)
+                next(boat.work)
         except StopIteration:
-            if self.world.leads and (done := finished(training.directory)):
-                self._done(done)
             return False
-        except DivergedError as reason:
-            self._fail(training, reason)
-            return False
+        if boat.new:
+            if self.world.any(self.clock.end is not None, self.execution.device):
+                training.save()  # to know how long it takes
+            self.starts.add(boat.prepared + time.monotonic() - begun)
+        elif training.progress.step > before:
+            training.turns.add(time.monotonic() - begun)
+        boat.new = False
         return True
 
-    def _fail(self, training: Training, reason: DivergedError) -> None:
-        self.outcome.failures.append(str(reason))
-        self.observer.failed(training.run, str(reason))
+    def _leave(self, boat: _Boat, sailing: list[_Boat]) -> None:
+        sailing.remove(boat)
+        boat.work.close()  # type: ignore[attr-defined]
+        boat.training.close()
+
+    def _lose(self, boat: _Boat, sailing: list[_Boat], error: Exception) -> None:
+        self._leave(boat, sailing)
+        run = boat.training.run
+        self.observer.failed(run, self._failed(error, run, sailing))
+
+    def _failed(self, error: Exception, run: Run, others: list[_Boat]) -> str:
+        """Note that a run cannot go on, and why. What is no fault of one run is raised."""
+        if isinstance(error, OSError):  # a full disk is everybody's
+            raise error
+        if self.world.size > 1 and not isinstance(error, failure.DivergedError):
+            raise error  # the other processes know nothing of it
+        if isinstance(error, ValueError):
+            self.mistakes.append(str(error))
+        self.untidy = True
+        said = failure.reason(error, run, self.folder / run.name)
+        self.outcome.failures.append(said)
+        if failure.lacks_memory(error) and 0 < len(others) < self.width:
+            self.width = len(others)  # or all that wait would fail, one after the other
+            self.observer.said(f"memory ran out: from now on {self.width} at once")
+        return said
+
+    def _sweep(self) -> None:
+        """Free what a failed run had; an exception may keep it in a circle."""
+        if not self.untidy:
+            return
+        self.untidy = False
+        gc.collect()
+        if self.execution.device.type == "cuda":
+            with suppress(RuntimeError):  # a broken device says so soon enough
+                torch.cuda.empty_cache()
 
     def _done(self, record: Record) -> None:
         self.record(record)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mssar.lab.engine.clock import Typical
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.world import World
 
@@ -37,7 +38,8 @@ class Pace:
 
     def __init__(self, device: torch.device, world: World) -> None:
         self.device, self.world = device, world
-        self._marks = deque[torch.cuda.Event]()
+        self.behind = Typical()  # from issuing a chunk until it is known to be done
+        self._marks = deque[tuple[torch.cuda.Event, float]]()
 
     def kept(self) -> Iterator[None]:
         """Called behind every chunk: until there are few before the GPU."""
@@ -50,14 +52,16 @@ class Pace:
     def _until(self, left: int) -> Iterator[None]:
         if self.device.type != "cuda":
             return
-        self._marks.append(mark())
+        self._marks.append((mark(), time.monotonic()))
         while len(self._marks) > left:
+            event, issued = self._marks[0]
             if self.world.size > 1:
-                self._marks[0].synchronize()
-            while not self._marks[0].query():
+                event.synchronize()
+            while not event.query():
                 time.sleep(NAP)
                 yield
             self._marks.popleft()
+            self.behind.add(time.monotonic() - issued)
 
 
 @dataclass

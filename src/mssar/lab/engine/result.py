@@ -34,7 +34,7 @@ def record(
 ) -> Record:
     """What is kept of a finished run; ``together``: so many runs shared the device."""
     with torch.device("meta"):
-        counted = cost(run.build(len(data.classes)), image_shape(run, data))
+        counted = cost(run.build(len(data.classes)), shape_of(run, data))
     epochs = tuple(Epoch(**found) for found in progress.history)
     return Record(
         id=progress.id,
@@ -68,7 +68,7 @@ def _earlier(progress: Progress) -> dict[str, list[dict[str, str]]]:
     return {"earlier": progress.makers[:-1]} if len(progress.makers) > 1 else {}
 
 
-def image_shape(run: Run, data: Data | None = None) -> tuple[int, int, int]:
+def shape_of(run: Run, data: Data | None = None) -> tuple[int, int, int]:
     """Of one image, as the network gets it; without the data set, as far as that is known."""
     if isinstance(data, Arrays):
         return 3, data.train.images.shape[1], data.train.images.shape[2]

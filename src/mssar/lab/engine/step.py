@@ -61,7 +61,9 @@ class Learner:
     def _wrapped(self) -> Callable[[Tensor], Tensor]:
         forward: Any = self.model
         if self.execution.compile:
-            forward = torch.compile(forward)
+            # There are two sizes of batches. A program for any size would be slower, and once the
+            # last batch was met every network after it would get one.
+            forward = torch.compile(forward, dynamic=False)
         if self.world.size > 1:
             on = [self.execution.device] if self.execution.device.type == "cuda" else None
             # The leader's running statistics are shared before each test; training needs none.
@@ -103,12 +105,14 @@ class Learner:
             logits = self.forward(x)
         loss = F.cross_entropy(logits.float(), y, reduction="sum") / total
         # Gradients are averaged over processes, losses are shares of one mean.
-        (loss * self.world.size).backward()
+        (loss * self.world.size if self.world.size > 1 else loss).backward()
         self.optimiser.step()
         with torch.no_grad():
             at = self.counter.view(1)
             self.losses.index_copy_(0, at, loss.detach().view(1))
-            missed = (logits.argmax(1) != y) & (y >= 0)
+            missed = logits.argmax(1) != y
+            if self.feed.loads:  # a file that cannot be read has no label
+                missed &= y >= 0
             self.wrong.index_copy_(0, at, missed.sum().view(1))
             self.counter += 1
 

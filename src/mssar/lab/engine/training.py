@@ -15,8 +15,10 @@ from torch import Tensor
 
 from mssar.lab.data import Data
 from mssar.lab.data.imagefolder import Folder
-from mssar.lab.engine import checkpoint, provenance, result
+from mssar.lab.engine import checkpoint, failure, provenance, result
+from mssar.lab.engine.clock import Typical
 from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.failure import DivergedError
 from mssar.lab.engine.feed import ArraysFeed, Feed, FolderFeed, Resident
 from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.engine.pace import Company, Pace, mark, own_lane
@@ -29,10 +31,6 @@ from mssar.lab.run import Run
 CHUNK = 16  # steps that a GPU is given at a time
 TICK = 0.5  # seconds between looks at the loss
 LOOK = 48  # steps between them, where several processes look
-
-
-class DivergedError(RuntimeError):
-    """A loss that is not finite: the run cannot go on."""
 
 
 class Training:
@@ -59,7 +57,9 @@ class Training:
         self.observer, self.world = observer, world or World()
         self.anew = anew  # what is in the folder is thrown away, once all else is ready
         self.company = Company()
+        self.turns, self.saves = Typical(), Typical()  # how long they take
         self.lane = lane or own_lane(execution)
+        self._kept: tuple[int, int] | None = None  # epoch and step of the last save
         self._clock = time.monotonic()
         self._pace = Pace(execution.device, self.world)
         self._asked: tuple[torch.cuda.Event, Tensor, int] | None = None
@@ -80,7 +80,7 @@ class Training:
         self.learner = Learner(model, self.feed, recipe, execution, self.world)
         self.examiner = Examiner(self.learner.model, self.feed, classes, execution, self.world)
         if self.anew and self.world.leads:
-            checkpoint.discard(self.directory, result.NAME, "events.out.tfevents.*")
+            checkpoint.discard(self.directory, result.NAME, failure.NAME, "events.out.tfevents.*")
         self.progress = self._resumed() or checkpoint.Progress(
             self.run.as_dict(),
             self.data.checksum,
@@ -131,7 +131,7 @@ class Training:
             found = checkpoint.newest(self.directory, self.observer.said)
             if found:
                 progress, tensors = found
-                _require_same(progress.run, self.run.as_dict(), self.directory)
+                checkpoint.require_same(progress.run, self.run.as_dict(), self.directory)
                 if progress.data != self.data.checksum:
                     raise ValueError(
                         f"{self.directory} was trained on other data called {self.run.dataset}; "
@@ -142,7 +142,7 @@ class Training:
                         f"{self.directory} is trained in {progress.precision}, not in "
                         f"{self.execution.precision}: --precision {progress.precision} goes on"
                     )
-                _put(tensors, state | sums, self.directory)
+                checkpoint.put(tensors, state | sums, self.directory)
         if self.world.size == 1:
             return found[0] if found else None
         at = [found[0].epoch, found[0].step, found[0].interruptions] if found else [-1, 0, 0]
@@ -159,15 +159,35 @@ class Training:
 
     def save(self) -> None:
         """Keep everything, to go on from here. Every process must call it; the leader writes."""
-        with self.stream:
+        with self.saves.timed(), self.stream:
             losses = self._finite_losses(len(self.feed.sizes))
             wrong = self.world.sum(self.learner.wrong.clone())
+            sums = {"losses": losses.to(wrong.device), "wrong": wrong}
+            state = checkpoint.Brought(self.learner.state() | sums)
+            self._require_good(state)
             if self.world.leads:
-                losses = losses.to(wrong.device)
-                state = self.learner.state() | {"losses": losses, "wrong": wrong}
                 self.progress.seconds += self._lap()
-                checkpoint.save(self.directory, self.progress, state)
+                checkpoint.write(self.directory, self.progress, state)
+            self._kept = self.progress.epoch, self.progress.step
             self.world.wait()  # whoever leaves first has the others stopped
+
+    def _require_good(self, state: checkpoint.Brought) -> None:
+        """The last step may have spoilt what its own loss does not show yet."""
+        spoilt = state.spoilt()
+        if self.world.any(spoilt is not None, self.execution.device):
+            when = f"after epoch {self.progress.epoch}, step {self.progress.step}"
+            what = f"{spoilt or 'a weight'} is not finite {when}"
+            raise DivergedError(what, self.run, self.directory)
+
+    @property
+    def saved(self) -> bool:
+        """Whether nothing was done since."""
+        return self._kept == (self.progress.epoch, self.progress.step)
+
+    @property
+    def behind(self) -> float:
+        """Seconds that the GPU needs for what it was given: saving waits for it."""
+        return self._pace.behind.seconds
 
     def close(self) -> None:
         self._open.close()
@@ -266,9 +286,7 @@ class Training:
         return epochs * sum(past) / len(past) if past else 0.0
 
     def _diverge(self, loss: float, when: str) -> None:
-        kept = checkpoint.checkpoints(self.directory)
-        rest = f"; {kept[-1]} is the last good checkpoint" if kept else "; nothing was saved yet"
-        raise DivergedError(f"{self.run.label}: the loss is {loss} {when}{rest}; try a lower --lr")
+        raise DivergedError(f"the loss is {loss} {when}", self.run, self.directory)
 
     def _close_epoch(self, lr: float, score: Score) -> None:
         progress = self.progress
@@ -314,27 +332,3 @@ class Training:
         )
         checkpoint.write_whole(self.directory / result.NAME, record.as_line().encode() + b"\n")
         self.observer.ended(self.run, record)
-
-
-def _put(found: dict[str, Tensor], into: dict[str, Tensor], directory: Path) -> None:
-    for name in found.keys() ^ into.keys():
-        raise ValueError(f"{directory}: {name} is in only one of checkpoint and network")
-    with torch.no_grad():
-        for name, tensor in into.items():
-            if tensor.shape != found[name].shape:
-                shapes = f"{tuple(found[name].shape)}, here {tuple(tensor.shape)}"
-                raise ValueError(f"{directory}: {name} is {shapes}")
-            tensor.copy_(found[name])
-
-
-def _require_same(there: dict[str, object], here: dict[str, object], directory: Path) -> None:
-    for path, a, b in _differences(there, here):
-        raise ValueError(f"{directory} holds another run: {path} is {a!r} there and {b!r} here")
-
-
-def _differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, object, object]]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in [*a, *(b.keys() - a.keys())]:
-            yield from _differences(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))
-    elif a != b:
-        yield path, a, b

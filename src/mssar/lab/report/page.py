@@ -43,8 +43,8 @@ DIGITS = 5  # significant, of every number in the data
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def html(page: Page) -> str:
-    """The whole page."""
+def html(page: Page, home: str | None = None) -> str:
+    """The whole page; on a site it has a link to where that begins."""
     words = wording()
     of = words[page.kind]
     style, theme, echarts = asset("page.css"), asset("theme.js"), asset("echarts.min.js")
@@ -53,6 +53,7 @@ def html(page: Page) -> str:
         "kind": page.kind,
         "policy": policy([theme, echarts, script], style, live=page.live),
         "title": escape(page.title),
+        "home": f'<a href="{escape(home)}">Documentation</a>\n' if home else "",
         "lead": marked(of["lead"]),
         "findings": "".join(f"<li>{marked(line)}</li>" for line in page.findings),
         "progress": _progress(page),

@@ -1,0 +1,68 @@
+"""Why one run could not go on, in a line; the others do."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from mssar.lab.engine import checkpoint
+from mssar.lab.run import Run
+
+NAME = "failure.txt"  # in the run's folder: where in the program it was
+
+
+class DivergedError(RuntimeError):
+    """A number that is not finite: the run cannot go on. It says all there is to say."""
+
+    def __init__(self, what: str, run: Run, directory: Path) -> None:
+        super().__init__(f"{_who(run)}: {what}{kept(directory)}; try a lower --lr")
+
+
+def reason(error: Exception, run: Run, directory: Path) -> str:
+    """What to tell the user: which run, what happened, what is left of it, what to do."""
+    if isinstance(error, DivergedError):
+        return str(error)
+    what, advice = " ".join(str(error).split()) or type(error).__name__, ""
+    if lacks_memory(error):
+        first = next(e for e in _causes(error) if _lacks_memory(e))
+        what = str(first).splitlines()[0] if str(first) else "out of memory"
+        advice = "; a smaller --batch or --fleet needs less"
+    elif not isinstance(error, ValueError):  # nobody's mistake but the program's
+        what = f"{type(error).__name__}: {what:.300}"
+        checkpoint.write_whole(
+            directory / NAME, "".join(traceback.format_exception(error)).encode()
+        )
+        advice = f"; {directory / NAME} says where"
+    return f"{_who(run)}: {what}{kept(directory)}{advice}"
+
+
+def _who(run: Run) -> str:
+    return f"{run.label} {run.dataset} seed {run.seed}"
+
+
+def kept(directory: Path) -> str:
+    """What there is to go on from."""
+    found = checkpoint.checkpoints(directory)
+    return f"; {found[-1]} is the last good checkpoint" if found else "; nothing was saved yet"
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out, also where that broke a capture, which is then what is raised."""
+    return any(_lacks_memory(each) for each in _causes(error))
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # A CPU's allocator, cuBLAS and the driver have no type of their own for it.
+    signs = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

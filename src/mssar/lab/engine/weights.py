@@ -1,0 +1,79 @@
+"""A finished run's weights as a file for others: small, and it says what it is of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mssar.lab.data import Data
+from mssar.lab.engine.checkpoint import Brought
+from mssar.lab.engine.evaluate import Trained, evaluate, trained
+from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.result import finished, shape_of
+from mssar.lab.engine.step import Score
+from mssar.lab.records import Record
+from mssar.networks.weights import NOTE
+
+SCHEMA = 1
+
+
+def last(directory: Path) -> tuple[Trained, Record]:
+    """A finished run as its last epoch left it, whatever epoch tested best; and its record."""
+    record = finished(directory) if directory.is_dir() else None
+    if record is None:
+        raise ValueError(f"{directory} holds no finished run; weights are those of its last epoch")
+    chosen = trained(directory)
+    if (chosen.progress.epoch, chosen.progress.step) != (chosen.run.recipe.epochs, 0):
+        raise ValueError(
+            f"{directory} no longer holds the last epoch, only {chosen.progress.epoch}"
+        )
+    return chosen, record
+
+
+def convert(chosen: Trained, *, half: bool) -> dict[str, Tensor]:
+    """The state to be written. Half precision is for parameters: statistics of BN, counters and
+    coordinates stay as they are. The network itself gets what a reader of the file will get."""
+    parameters = dict(chosen.model.named_parameters())
+    state = {}
+    for name, tensor in chosen.model.state_dict().items():
+        halved = half and name in parameters and tensor.is_floating_point()
+        state[name] = tensor.half() if halved else tensor
+        if not state[name].isfinite().all():
+            raise ValueError(f"{name} has numbers too large for half precision")
+    chosen.model.load_state_dict(state)
+    return state
+
+
+def measured(chosen: Trained, data: Data, execution: Execution) -> Score:
+    """The error of what was converted."""
+    if chosen.progress.data != data.checksum:
+        raise ValueError(f"{data.name} is not what {chosen.run.label} was trained on")
+    return evaluate(chosen, data, execution)
+
+
+def file(
+    state: dict[str, Tensor], chosen: Trained, record: Record, data: Data, score: Score
+) -> bytes:
+    """State and note as a safetensors file; see :mod:`mssar.networks.weights`."""
+    run = chosen.run.as_dict()
+    note: dict[str, Any] = {
+        "schema": SCHEMA,
+        **{name: run[name] for name in ("network", "recalibration", "options", "dataset")},
+        "classes": list(data.classes),
+        "size": list(shape_of(chosen.run, data)),
+        "mean": [value / 255 for value in data.mean],  # of pixels from 0 to 1
+        "std": [value / 255 for value in data.std],
+        "error": score.error,
+        "error5": score.error5,
+        "recorded_error": record.error,
+        "epoch": chosen.progress.epoch,
+        "data": data.checksum,
+        "record": record.id,
+        "run": run,
+    }
+    on_cpu = {name: tensor.detach().to(torch.device("cpu")) for name, tensor in state.items()}
+    return Brought(on_cpu).file({"format": "pt", NOTE: json.dumps(note)})

@@ -1,0 +1,102 @@
+"""Trained weights from a file that says what it is of: safetensors, never a pickle.
+
+A file that `mssar weights` wrote has a JSON note: network, recalibration and options, the data set
+with its classes and the mean and deviation of its pixels (from 0 to 1), and the error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+NOTE = "mssar.weights"  # key of the note in the file's metadata
+CHECKPOINT = "mssar"  # that of a run's progress, in a checkpoint of the lab
+PREFIX = "model."  # of the network's tensors there
+PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A file's tensors under the names of a state dict, and its note; None if it has none."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    note: dict[str, Any] | None
+
+    @property
+    def classes(self) -> int | None:
+        """How many the network tells apart."""
+        head = self.tensors.get("fc.weight")
+        return len(head) if head is not None and head.ndim == 2 else None
+
+    def settled(
+        self, network: str, recalibration: object, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The options to build the network with: the file's, if it is what was asked for."""
+        if self.note is None:
+            return dict(options)
+        there = f"{self.note['network']} with {self.note['recalibration']!r}"
+        if (self.note["network"], self.note["recalibration"]) != (network, recalibration):
+            raise ValueError(f"{self.path} holds {there}, not {network} with {recalibration!r}")
+        own = {k: tuple(v) if isinstance(v, list) else v for k, v in self.note["options"].items()}
+        for name, value in options.items():
+            given = tuple(value) if isinstance(value, list) else value
+            if name in own and own[name] != given:
+                raise ValueError(
+                    f"{self.path} holds {there} and {name}={own[name]}, not {name}={value}"
+                )
+        return own | dict(options)
+
+    def put(self, model: nn.Module) -> None:
+        """Into a network, in its own precision; one without a head leaves the file's."""
+        state = self.tensors
+        if isinstance(getattr(model, "fc", None), nn.Identity):
+            state = {k: v for k, v in state.items() if not k.startswith("fc.")}
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{self.path} does not fit this network: {reason:.200}") from None
+
+
+def read(path: str | Path) -> Weights:
+    """A file of `mssar weights`, a checkpoint of the lab, or any state dict in safetensors."""
+    path = Path(path)
+    if path.suffix.lower() in PICKLES:
+        raise ValueError(f"{path} is a pickle, which may run anything; name a safetensors file")
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}; weights is a safetensors file")
+    try:
+        import safetensors
+    except ImportError:
+        raise ValueError("weights needs a package: pip install safetensors") from None
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            notes = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path} is no safetensors file ({error})") from None
+    if CHECKPOINT in notes:
+        tensors = {k.removeprefix(PREFIX): t for k, t in tensors.items() if k.startswith(PREFIX)}
+    return Weights(path, tensors, _note(notes, path))
+
+
+def _note(notes: Mapping[str, str], path: Path) -> dict[str, Any] | None:
+    try:
+        if NOTE in notes:
+            found = json.loads(notes[NOTE])
+        elif CHECKPOINT in notes:
+            found = json.loads(notes[CHECKPOINT])["run"]
+        else:
+            return None
+        if not isinstance(found["options"], dict):
+            raise TypeError("options is no mapping")
+        _ = found["network"], found["recalibration"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: its note cannot be read ({error!r})") from None
+    return dict(found)

@@ -1,0 +1,203 @@
+"""What an inserted layer lives in.  N batch, C channels, H W map.
+
+Two ways: a module is put into a :class:`Recalibrated` that takes its place, or a block keeps its
+place and its names and is given a class of ours (:class:`End`) whose forward ends in the fused
+tail. Both know which of their tensors were doubled at birth, against weights that begin at ½.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Proxy
+
+from mssar.branch import hooked
+from mssar.layer import MSSAR
+from mssar.scales import Pools
+from mssar.tail import path, tail
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+LAYER = "recalibrate"  # what the inserted layer is called, whatever it lives in
+ACTIVATIONS: dict[type[nn.Module], str | None] = {
+    nn.ReLU: "relu",
+    nn.SiLU: "silu",
+    nn.Identity: None,
+}
+
+
+class Holder(nn.Module):
+    """Holds an inserted layer."""
+
+    recalibrate: MSSAR
+    doubled: tuple[str, ...]  # names of tensors, from here
+
+    def folded(self) -> Iterator[Tensor]:
+        for name in self.doubled:
+            owner, _, tensor = name.rpartition(".")
+            yield getattr(self.get_submodule(owner), tensor)
+
+    @torch.no_grad()
+    def fold(self, factor: float) -> None:
+        """Scale what precedes the layer; by powers of two, so that nothing is rounded."""
+        for tensor in self.folded():
+            tensor.mul_(factor)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any, **more: Any
+    ) -> None:
+        # Weights from before the insertion, loaded with strict=False, are doubled as it did.
+        if not any(key.startswith(f"{prefix}{LAYER}.") for key in state_dict):
+            self._adopt(state_dict, prefix)
+            for name in (prefix + name for name in self.doubled):
+                if name in state_dict:
+                    state_dict[name] = state_dict[name] * 2
+        super()._load_from_state_dict(state_dict, prefix, *rest, **more)
+
+    def _adopt(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Rename what is called otherwise since the insertion."""
+
+
+class Recalibrated(Holder):
+    """A module, and the layer that recalibrates the map it makes.
+
+    Args:
+        inner: what was here before; a norm is computed by the kernels together with the layer.
+        layer: for so many channels as ``inner`` makes.
+        last: ``inner`` makes N H W C.
+        gain: what the map is multiplied by besides, where nothing in ``inner`` could be doubled.
+    """
+
+    gain: Tensor | None
+
+    def __init__(
+        self, inner: nn.Module, layer: MSSAR, last: bool = False, gain: float | None = None
+    ) -> None:
+        super().__init__()
+        self.inner = inner
+        self.recalibrate = layer
+        self.last = last
+        self.doubled: tuple[str, ...] = ()
+        self.register_buffer("gain", None if gain is None else _like(layer, gain))
+        self.train(inner.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = _norm(self.inner)
+        y = self.inner(x) if norm is None else x
+        if self.last:
+            y = self.recalibrate(y.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        else:
+            y = tail(y, norm, self.recalibrate, None, None)
+        return y if self.gain is None else y * self.gain.to(y.dtype)
+
+    def extra_repr(self) -> str:
+        return path(_norm(self.inner), self.recalibrate)
+
+    def _adopt(self, state_dict: dict[str, Any], prefix: str) -> None:
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            name = key.removeprefix(prefix)
+            if not name.startswith("inner."):
+                state_dict[f"{prefix}inner.{name}"] = state_dict.pop(key)
+
+
+class InPlace(Holder):
+    """The layer where another recalibration stood, which is kept aside, to be put back."""
+
+    gain: Tensor
+    replaced: nn.Module
+
+    def __init__(self, replaced: nn.Module, layer: MSSAR, gain: float) -> None:
+        super().__init__()
+        self.recalibrate = layer
+        self.doubled = ()
+        self.register_buffer("gain", _like(layer, gain))
+        self.__dict__["replaced"] = replaced  # no child: it is not trained, saved or moved
+        self.train(replaced.training)
+
+    def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
+        recalibrated: Tensor = self.recalibrate(x)
+        return recalibrated * self.gain.to(x.dtype)
+
+
+class End(Holder):
+    """A residual block of somebody else's, with our end: norm, layer, shortcut, activation.
+
+    Subclasses stand in front of the block's own class, and say how its forward goes up to the end.
+    """
+
+    def end(
+        self,
+        y: Float[Tensor, "N C H W"],
+        norm: nn.Module,
+        shortcut: Float[Tensor, "N C H W"],
+        activation: nn.Module,
+        *between: nn.Module | None,
+    ) -> Float[Tensor, "N C H W"]:
+        """``activation(between(recalibrate(norm(y))) + shortcut)``.
+
+        Where nothing is between (an SE, a drop path that drops), it is one tail.
+        """
+        steps = [m for m in between if m is not None and not idle(m)]
+        if not steps and type(activation) in ACTIVATIONS and not hooked(activation):
+            return tail(y, norm, self.recalibrate, shortcut, ACTIVATIONS[type(activation)])
+        y = tail(y, norm, self.recalibrate, None, None)
+        for step in steps:
+            y = step(y)
+        made: Tensor = activation(y + shortcut)
+        return made
+
+
+class DenseEnd(Holder):
+    """A step of a DenseNet: new channels, weighted by all that was before them (multi-stage)."""
+
+    def forward(
+        self, x: Tensor | list[Tensor], pools: Pools | None = None
+    ) -> Float[Tensor, "N C H W"]:
+        new = super().forward(x)
+        if pools is None:
+            main = torch.cat(x, 1) if isinstance(x, (list, tuple)) else x
+            recalibrated: Tensor = self.recalibrate(new, main)
+            return recalibrated
+        recalibrated = self.recalibrate(new, pools)
+        return recalibrated
+
+
+class Carrier(nn.ModuleDict):
+    """A block of such steps. Pools of a concatenation are the concatenated pools: carried along."""
+
+    def forward(self, x: Tensor | Proxy) -> Float[Tensor, "N C H W"]:
+        features: list[Any] = [x]
+        pools, pooled = None, 0
+        for step in self.values():
+            if isinstance(x, Proxy) or not isinstance(step, DenseEnd):
+                features.append(step(features))
+                continue
+            for new in features[pooled:]:
+                seen = step.recalibrate.pool(new)
+                pools = seen if pools is None else pools.extend(seen)
+            pooled = len(features)
+            features.append(step(features, pools))
+        return torch.cat(features, 1)
+
+
+def idle(module: nn.Module) -> bool:
+    """Whether it gives back what it gets: an identity, or a drop path that drops nothing now."""
+    if hooked(module):
+        return False
+    if isinstance(module, nn.Identity):
+        return True
+    dropping = getattr(module, "drop_prob", None)  # timm's DropPath
+    return dropping is not None and (not module.training or not dropping)
+
+
+def _norm(module: nn.Module) -> nn.Module | None:
+    return module if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)) else None
+
+
+def _like(layer: nn.Module, number: float) -> Tensor:
+    like = next(layer.parameters())
+    return torch.tensor(number, device=like.device, dtype=like.dtype)

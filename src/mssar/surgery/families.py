@@ -1,0 +1,253 @@
+"""Which blocks are known, and where in each of them the layer belongs.
+
+A class is known by where it is defined and its name, so that nothing need be installed or imported
+to look for it; a subclass may have another forward, and is not taken for its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from torch import nn
+
+REDUCTION = 16  # SENet's; with 1 a ResNet-50 grows from 25.6 to 65.9 million parameters
+WIDE = 256  # channels from which on a module of an unknown kind is taken for a wide end
+Exchange: TypeAlias = Callable[[], type[nn.Module]]  # a class of ours, imported when it is needed
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer goes: a block that gets another class, or a module in it that is wrapped.
+
+    Modules and tensors are named from the block.
+    """
+
+    channels: int
+    reduction: int
+    end: Exchange | None = None  # the class of ours
+    inside: str = ""  # else what is wrapped; the block itself where this is empty
+    last: bool = False  # what is wrapped makes N H W C
+    replaces: bool = False  # the layer stands for it, instead of behind it
+    norm: str | None = None  # the BN that precedes the layer
+    between: tuple[str, ...] = ()  # what comes between the layer and the shortcut
+    activation: str | None = None  # behind the shortcut, where our class has both; "": it is relu
+    doubled: tuple[
+        str, ...
+    ] = ()  # tensors that double the map, so that weights of ½ change nothing
+    context: int | None = None  # channels of the map that the weights come from, if it is another
+
+    def target(self, name: str) -> str:
+        """The module that is changed, in a network in which the block has this name."""
+        return ".".join(filter(None, (name, self.inside)))
+
+
+def wrapped(block: nn.Module, name: str, reduction: int | None = None) -> Place:
+    """Wrap a module named from a block; the block itself where the name is empty."""
+    its = block.get_submodule(name)
+    channels = channels_of(its)
+    if channels is None:
+        raise ValueError(
+            f"a {type(its).__name__} does not say how many channels it makes; name the convolution "
+            "or norm behind which the layer belongs"
+        )
+    return Place(
+        channels,
+        reduction or usual_reduction(channels),
+        inside=name,
+        norm=name if isinstance(its, (nn.BatchNorm2d, nn.SyncBatchNorm)) else None,
+        doubled=_from(name, foldable(its)),
+    )
+
+
+def usual_reduction(channels: int) -> int:
+    return REDUCTION if channels >= WIDE else 1
+
+
+def channels_of(module: nn.Module) -> int | None:
+    """Of the map that a module makes, by its attributes; a Sequential's by its last that tells."""
+    if (place := known(module)) is not None:
+        return place.channels
+    for name in ("num_features", "out_channels"):
+        found = getattr(module, name, None)
+        if isinstance(found, int) and not isinstance(found, bool):
+            return found
+    if type(module).__name__ == "LayerNorm2d":  # torchvision's and timm's, of N C H W
+        shape: tuple[int, ...] = getattr(module, "normalized_shape", ())
+        return shape[0] if len(shape) == 1 else None
+    if isinstance(module, nn.Sequential):
+        return next(filter(None, map(channels_of, reversed(list(module)))), None)
+    return None
+
+
+def foldable(module: nn.Module) -> tuple[str, ...]:
+    """The tensors of a module which, doubled, double what it makes; none where they do not."""
+    if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)):
+        linear = all(type(m) in (nn.Identity, nn.ReLU) for m in module.children())
+        return ("weight", "bias") if linear and module.affine else ()
+    if type(module) in (nn.Conv2d, nn.Linear):
+        return ("weight",) if module.bias is None else ("weight", "bias")
+    if type(module) is nn.Sequential and len(module):
+        return _from(str(len(module) - 1), foldable(module[-1]))
+    return ()
+
+
+def _from(module: str, tensors: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(".".join(filter(None, (module, name))) for name in tensors)
+
+
+def _of(library: str, name: str) -> Exchange:
+    def load() -> type[nn.Module]:
+        found: type[nn.Module] = getattr(import_module(f"mssar.surgery.{library}"), name)
+        return found
+
+    return load
+
+
+# Blocks whose class is exchanged, to end in the tail; their parameters keep their names.
+
+
+def _ending(
+    end: Exchange, norm: str, activation: str = "", *between: str
+) -> Callable[[Any], Place]:
+    def place(block: nn.Module) -> Place:
+        found = wrapped(block, norm)
+        wide = "Bottleneck" in type(block).__name__
+        return Place(
+            found.channels,
+            REDUCTION if wide else 1,
+            end=end,
+            norm=norm,
+            between=between,
+            activation=activation,
+            doubled=found.doubled,
+        )
+
+    return place
+
+
+def _timm_regnet(block: Any) -> Place:
+    if block.downsample is None:  # there is no shortcut
+        return wrapped(block, "conv3.bn", REDUCTION)
+    return _ending(_of("timm", "RegNetBottleneck"), "conv3.bn", "act3", "drop_path")(block)
+
+
+def _dense(end: Exchange, block: Any) -> Place:
+    new, main = block.conv2.out_channels, block.conv1.in_channels
+    return Place(new, 1, end=end, doubled=_from("conv2", foldable(block.conv2)), context=main)
+
+
+# Blocks in which the last norm, or what else makes the residual, is wrapped.
+
+
+def _norm(name: str, block: nn.Module) -> Place:
+    return wrapped(block, name, 1)
+
+
+def _conv_bn_act(block: Any) -> Place | None:
+    return wrapped(block, "bn1", 1) if block.has_skip else None  # else a stem, or a head
+
+
+def _mobilenet_v2(block: Any) -> Place:
+    return wrapped(block, f"conv.{len(block.conv) - 1}", 1)
+
+
+def _inverted(block: Any) -> Place:
+    return wrapped(block, f"block.{len(block.block) - 1}.1", 1)  # convolution, norm
+
+
+def _cnblock(block: Any) -> Place:
+    at = len(block.block) - 2  # a permutation follows
+    last = block.block[at]
+    return Place(
+        last.out_features, REDUCTION, inside="block", doubled=_from(f"block.{at}", foldable(last))
+    )
+
+
+def _convnext(block: Any) -> Place:
+    last = block.mlp.fc2
+    return Place(
+        last.out_channels if block.use_conv_mlp else last.out_features,
+        REDUCTION,
+        inside="mlp",
+        last=not block.use_conv_mlp,
+        doubled=_from("mlp.fc2", foldable(last)),
+    )
+
+
+FAMILIES: dict[str, Callable[[Any], Place | None]] = {
+    "torchvision.models.resnet.BasicBlock": _ending(
+        _of("torchvision", "BasicBlock"), "bn2", "relu"
+    ),
+    "torchvision.models.resnet.Bottleneck": _ending(
+        _of("torchvision", "Bottleneck"), "bn3", "relu"
+    ),
+    "torchvision.models.regnet.ResBottleneckBlock": _ending(
+        _of("torchvision", "ResBottleneckBlock"), "f.c.1", "activation"
+    ),
+    "torchvision.models.densenet._DenseLayer": partial(_dense, _of("torchvision", "DenseLayer")),
+    "torchvision.models.mobilenetv2.InvertedResidual": _mobilenet_v2,
+    "torchvision.models.mobilenetv3.InvertedResidual": _inverted,
+    "torchvision.models.efficientnet.MBConv": _inverted,
+    "torchvision.models.efficientnet.FusedMBConv": _inverted,
+    "torchvision.models.convnext.CNBlock": _cnblock,
+    "timm.models.resnet.BasicBlock": _ending(
+        _of("timm", "BasicBlock"), "bn2", "act2", "se", "drop_path"
+    ),
+    "timm.models.resnet.Bottleneck": _ending(
+        _of("timm", "Bottleneck"), "bn3", "act3", "se", "drop_path"
+    ),
+    "timm.models.regnet.Bottleneck": _timm_regnet,
+    "timm.models.densenet.DenseLayer": partial(_dense, _of("timm", "DenseLayer")),
+    "timm.models._efficientnet_blocks.ConvBnAct": _conv_bn_act,
+    "timm.models._efficientnet_blocks.DepthwiseSeparableConv": partial(_norm, "bn2"),
+    "timm.models._efficientnet_blocks.EdgeResidual": partial(_norm, "bn2"),
+    "timm.models._efficientnet_blocks.InvertedResidual": partial(_norm, "bn3"),
+    "timm.models.convnext.ConvNeXtBlock": _convnext,
+    "mssar.networks.resnet.BasicBlock": _ending(_of("own", "BasicBlock"), "bn2"),
+    "mssar.networks.resnet.Bottleneck": _ending(_of("own", "Bottleneck"), "bn3"),
+    "mssar.networks.resnet.GroupedBottleneck": _ending(_of("own", "GroupedBottleneck"), "bn3"),
+    "mssar.networks.densenet.DenseStep": partial(_dense, _of("own", "DenseStep")),
+}
+KNOWN = (
+    "torchvision's or timm's ResNets, ResNeXts, Wide ResNets, RegNets, DenseNets, MobileNetV2 and "
+    "V3, EfficientNets and ConvNeXts, or of mssar's networks"
+)
+CARRIERS: dict[str, Exchange] = {  # blocks of dense steps
+    "torchvision.models.densenet._DenseBlock": _of("torchvision", "DenseBlock"),
+    "timm.models.densenet.DenseBlock": _of("timm", "DenseBlock"),
+}
+SQUEEZES: dict[str, Callable[[Any], tuple[int, int]]] = {  # with channels outside and inside
+    "timm.layers.squeeze_excite.SEModule": lambda m: (m.fc1.in_channels, m.fc1.out_channels),
+    "timm.layers.squeeze_excite.EffectiveSEModule": lambda m: (
+        m.fc.in_channels,
+        m.fc.out_channels // 2,  # one product instead of two
+    ),
+    "timm.models._efficientnet_blocks.SqueezeExcite": lambda m: (
+        m.conv_reduce.in_channels,
+        m.conv_reduce.out_channels,
+    ),
+    "torchvision.ops.misc.SqueezeExcitation": lambda m: (m.fc1.in_channels, m.fc1.out_channels),
+}
+
+
+def squeeze(module: nn.Module) -> Place | None:
+    """The place of a squeeze-and-excitation, for a layer that is about as wide inside."""
+    find = SQUEEZES.get(class_name(module))
+    if find is None:
+        return None
+    channels, inside = find(module)
+    return Place(channels, max(1, round(channels / inside)), replaces=True)
+
+
+def known(module: nn.Module) -> Place | None:
+    """Where a layer goes in a block, if it is one that is known."""
+    find = FAMILIES.get(class_name(module))
+    return None if find is None else find(module)
+
+
+def class_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"

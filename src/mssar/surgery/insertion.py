@@ -1,0 +1,254 @@
+"""Put MS-SAR into a network that is there already, and take it out again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+
+from mssar.branch import Branch
+from mssar.cost import require_size, run_hollow
+from mssar.layer import MSSAR
+from mssar.surgery import optimisers
+from mssar.surgery.ends import LAYER, Carrier, DenseEnd, Holder, InPlace, Recalibrated
+from mssar.surgery.families import CARRIERS, Place, class_name
+from mssar.surgery.measure import map_sizes, timed
+from mssar.surgery.plan import Entry, Plan, entry
+from mssar.surgery.where import Where, places
+
+Init: TypeAlias = Literal["identity", "random"]
+
+
+def insert(
+    model: nn.Module,
+    scales: Sequence[int] = (1, 2, 4),
+    *,
+    strategy: str = "regional",
+    reduction: int | Literal["auto"] = "auto",
+    where: Where = "blocks",
+    init: Init = "identity",
+    backend: str = "auto",
+    optimizer: Optimizer | None = None,
+    size: tuple[int, int, int] | None = None,
+    dry_run: bool = False,
+    measure: bool = False,
+) -> Plan:
+    """Put an :class:`mssar.MSSAR` into every block of a network, which computes what it did before.
+
+    Args:
+        model: changed in place. Known are the blocks of torchvision's and timm's ResNets,
+            ResNeXts, Wide ResNets, RegNets, DenseNets, MobileNetV2 and V3, EfficientNets and
+            ConvNeXts, and of this package's networks.
+        scales: of every layer, as for :class:`mssar.MSSAR`; so are ``strategy`` and ``backend``.
+        reduction: "auto" is 16 in blocks that end wide (bottlenecks, RegNets, ConvNeXts), else 1.
+        where: "blocks"; "se", in the place of every squeeze-and-excitation; names of modules or
+            patterns of them (``"layer[34].*"``), whose maps are recalibrated; or a function of
+            name and module that says whether.
+        init: with "identity" the network's output does not change by the act, and the layers learn
+            from the first step; with "random" they begin as in a new network.
+        optimizer: gains the new parameters, matrices in the group of the weights beside them and
+            vectors in that of the norms.
+        size: C, H, W of an image, to count multiply-adds and to measure with.
+        dry_run: only say what would be done.
+        measure: also measure the time before and after, on the device the network is on.
+
+    Returns:
+        What was done; it prints as a table.
+    """
+    _require_whole(model)
+    if init not in ("identity", "random"):
+        raise ValueError(f"init is 'identity' or 'random'; got {init!r}")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise ValueError(f"optimizer is a torch.optim.Optimizer; got {type(optimizer).__name__}")
+    chosen = places(model, where)
+    shape = image_size(model) if size is None else require_size(size)
+    targets = {name: (place.target(name), place.last) for name, place in chosen.items()}
+    maps = map_sizes(model, targets, shape)
+    layers: dict[str, MSSAR] = {}
+    entries: list[Entry] = []
+    for name, place in chosen.items():
+        block = model.get_submodule(name)
+        few = place.reduction if reduction == "auto" else reduction
+        made = _layer(block, place, scales, strategy, few, backend)
+        layers[name] = made
+        note = "" if init == "random" else _note(place)
+        entries.append(entry(block, name, place, made, maps.get(name), note))
+    plan = Plan(
+        type(model).__name__, tuple(entries), layers[next(iter(layers))].scales, shape,
+        sum(p.numel() for p in model.parameters()), _macs(model, shape) if maps else None,
+        done=not dry_run, before=timed(model, shape) if measure else None,
+    )  # fmt: skip
+    subject = deepcopy(model) if dry_run and measure else model
+    if not dry_run or measure:
+        if optimizer is not None and not dry_run:
+            beside = {name: subject.get_submodule(name).parameters() for name in chosen}
+            optimisers.join(optimizer, [(layers[name], beside[name]) for name in chosen])
+        for name, place in chosen.items():
+            put(subject, name, place, layers[name], init)
+        _carry(subject)
+    if measure:
+        object.__setattr__(plan, "after", timed(subject, shape))
+    return plan
+
+
+def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
+    """Take out what :func:`insert` put in: modules, names and numbers are what they were.
+
+    What was trained since stays as it is, but for the layers; an ``optimizer`` forgets them.
+    """
+    held = holders(model)
+    if not held:
+        raise ValueError(f"nothing was inserted into this {type(model).__name__}")
+    for holder in held.values():
+        if holder.doubled:
+            holder.fold(0.5)
+        if optimizer is not None:
+            optimisers.leave(optimizer, holder.recalibrate)
+        if isinstance(holder, Recalibrated):
+            _exchange(model, holder, holder.inner)
+        elif isinstance(holder, InPlace):
+            _exchange(model, holder, holder.replaced.to(holder.gain.device).train(holder.training))
+        else:
+            _restore(holder)
+    for module in model.modules():
+        if isinstance(module, Carrier):
+            module.__class__ = type(module).__bases__[-1]
+
+
+def holders(model: nn.Module) -> dict[str, Holder]:
+    """What holds the inserted layers, by name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, Holder)}
+
+
+def put(model: nn.Module, name: str, place: Place, layer: MSSAR, init: Init) -> None:
+    """Put a layer into its place."""
+    born = init == "identity"
+    if born:
+        for branch in cast("Sequence[Branch]", layer.branches):
+            nn.init.zeros_(branch.norm2.weight)  # every weight is ½,
+            nn.init.zeros_(branch.norm2.bias)
+    target = model.get_submodule(place.target(name))
+    holder: Holder
+    if place.end is not None:
+        holder = _exchange_class(target, place, layer)
+        holder.doubled = place.doubled if born else ()
+    elif place.replaces:
+        holder = InPlace(target, layer, 2.0 if born else 1.0)
+        _exchange(model, target, holder)
+    else:
+        doubled = tuple(n.removeprefix(f"{place.inside}.") for n in place.doubled) if born else ()
+        gain = 2.0 if born and not doubled else None
+        holder = Recalibrated(target, layer, place.last, gain)
+        holder.doubled = tuple(f"inner.{n}" for n in doubled)
+        _exchange(model, target, holder)
+    if holder.doubled:
+        holder.fold(2.0)  # and of twice the map
+
+
+def _exchange_class(block: Any, place: Place, layer: MSSAR) -> Holder:
+    assert place.end is not None
+    block.__dict__["before"] = block._modules.get(LAYER)  # an Identity, in our own networks
+    block.__class__ = place.end()
+    setattr(block, LAYER, layer.train(block.training))
+    assert isinstance(block, Holder)
+    return block
+
+
+def _restore(block: Any) -> None:
+    block.__class__ = type(block).__bases__[-1]
+    before = block.__dict__.pop("before")
+    if before is None:
+        delattr(block, LAYER)
+    else:
+        setattr(block, LAYER, before)
+    del block.doubled
+
+
+def _exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another, wherever it stands."""
+    inside = set(new.modules())
+    for parent in [m for m in model.modules() if m not in inside or m is old]:
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
+
+
+def _carry(model: nn.Module) -> None:
+    for module in model.modules():
+        carrier = CARRIERS.get(class_name(module))
+        if carrier is not None and any(isinstance(m, DenseEnd) for m in module.children()):
+            module.__class__ = carrier()
+
+
+def _layer(
+    block: nn.Module, place: Place, scales: Sequence[int], strategy: str, few: int, backend: str
+) -> MSSAR:
+    """A layer for a place, where its block is, in its type, and with norms of its kind."""
+    like = next((p for p in block.parameters() if p.is_floating_point()), torch.empty(0))
+    layer = MSSAR(
+        place.channels, scales, strategy, few, place.context, backend=backend,
+        device=like.device, dtype=like.dtype,
+    )  # fmt: skip
+    for norm in block.modules():
+        if isinstance(norm, nn.SyncBatchNorm):
+            group = norm.process_group
+            converted: MSSAR = nn.SyncBatchNorm.convert_sync_batchnorm(layer, group)
+            return converted
+    return layer
+
+
+def image_size(model: nn.Module) -> tuple[int, int, int]:
+    """Of the images a network was made for, as far as it says."""
+    for name in ("pretrained_cfg", "default_cfg"):
+        size = (getattr(model, name, None) or {}).get("input_size")
+        if size:
+            c, h, w = size
+            return c, h, w
+    stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if stem is None:
+        return 3, 224, 224
+    side = 32 if stem.stride == (1, 1) else 224  # small images are not made smaller at once
+    return stem.in_channels, side, side
+
+
+def _macs(model: nn.Module, shape: tuple[int, int, int]) -> int:
+    return run_hollow(model, shape).get("Global", 0) // 2
+
+
+def _note(place: Place) -> str:
+    if place.replaces:
+        return "the output changes: the squeeze-and-excitations that learned are gone"
+    return ""
+
+
+def _require_whole(model: nn.Module) -> None:
+    """Refuse what has no modules any more, or has had the layer put in."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a torch.nn.Module; got {type(model).__name__}")
+    kind, origin = type(model).__name__, type(model).__module__
+    if isinstance(model, (torch.jit.ScriptModule, torch.fx.GraphModule)):
+        raise ValueError(f"a {kind} is a traced network; insert into the one it was traced from")
+    if origin.startswith(("torch._dynamo", "torch.nn.parallel", "torch.distributed")):
+        raise ValueError(f"insert into the network before {kind} wraps it")
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith(("torch.ao.nn.", "torch.nn.quantized")):
+            raise ValueError(f"{name!r} is a quantised {type(module).__name__}: insert before that")
+        if any(isinstance(t, UninitializedParameter) for t in module.parameters(recurse=False)):
+            raise ValueError(f"{name!r} is not initialised yet: run the network once before")
+    inserted = list(holders(model))
+    if inserted:
+        raise ValueError(
+            f"MS-SAR was put into this {kind} already ({len(inserted)} layers, the first in "
+            f"{inserted[0]!r}); mssar.remove(model) takes it out"
+        )
+    made = [name for name, module in model.named_modules() if isinstance(module, MSSAR)]
+    if made:
+        raise ValueError(
+            f"this {kind} was made with {len(made)} MSSAR in it, the first {made[0]!r}; insert is "
+            "for networks without"
+        )

@@ -1,0 +1,38 @@
+"""New parameters join an optimiser, and leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+
+def join(optimizer: Optimizer, new: Iterable[tuple[nn.Module, Iterable[nn.Parameter]]]) -> None:
+    """Take in layers, each with the parameters it stands beside.
+
+    Matrices go to the group of the last matrix beside them, vectors to that of the last vector. No
+    group is added as long as one fits: schedulers have a rate for each that was there.
+    """
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    strangers: list[nn.Parameter] = []
+    for layer, beside in new:
+        near: dict[bool, dict[str, Any]] = {}
+        for parameter in beside:
+            if id(parameter) in groups:
+                near[parameter.ndim > 1] = groups[id(parameter)]
+        for parameter in layer.parameters():
+            group = near.get(parameter.ndim > 1) or near.get(parameter.ndim <= 1)
+            (strangers if group is None else group["params"]).append(parameter)
+    if strangers:  # beside frozen weights
+        optimizer.add_param_group({"params": strangers})
+
+
+def leave(optimizer: Optimizer, old: nn.Module) -> None:
+    """Forget a layer's parameters, and what was remembered of them."""
+    gone = {id(p) for p in old.parameters()}
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in gone]
+    for parameter in old.parameters():
+        optimizer.state.pop(parameter, None)

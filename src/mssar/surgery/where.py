@@ -1,0 +1,93 @@
+"""Where in a network layers are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from torch import nn
+
+from mssar.surgery.families import (
+    KNOWN,
+    SQUEEZES,
+    Place,
+    known,
+    squeeze,
+    wrapped,
+)
+
+Where: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
+Found: TypeAlias = dict[str, Place]
+ASKED = "where is 'blocks', 'se', names of modules, or a function of name and module"
+
+
+def places(model: nn.Module, where: Where) -> Found:
+    """A place for a layer in each module that is meant, by the module's name."""
+    modules = dict(model.named_modules())
+    kind = type(model).__name__
+    if isinstance(where, str) and where == "blocks":
+        if blocks := _all(modules, known):
+            return blocks
+        raise ValueError(
+            f"nothing to recalibrate in this {kind}: it has no block of {KNOWN}; name the modules "
+            "whose maps are meant, as in where=['*.bn2']"
+        )
+    if isinstance(where, str) and where == "se":
+        if squeezes := _all(modules, squeeze):
+            return squeezes
+        kinds = ", ".join(name.rpartition(".")[2] for name in SQUEEZES)
+        raise ValueError(f"nothing to replace in this {kind}: it has no {kinds}")
+    if callable(where):
+        names = [name for name, module in modules.items() if where(name, module)]
+        if not names:
+            raise ValueError(
+                f"nothing to recalibrate: where(name, module) was true for none of the "
+                f"{len(modules)} modules of this {kind}"
+            )
+    elif isinstance(where, Iterable):
+        names = _named([where] if isinstance(where, str) else list(where), modules)
+    else:
+        raise ValueError(f"{ASKED}; got {where!r}")
+    chosen = {name: _place(name, modules[name]) for name in names}
+    for name in chosen:
+        for other in chosen:
+            if other.startswith(f"{name}.") or (not name and other):
+                raise ValueError(f"{other!r} lies in {name or 'the network'!r}; name one of them")
+    return chosen
+
+
+def _all(modules: dict[str, nn.Module], find: Callable[[nn.Module], Place | None]) -> Found:
+    found = {name: find(module) for name, module in modules.items()}
+    return {name: place for name, place in found.items() if place is not None}
+
+
+def _place(name: str, module: nn.Module) -> Place:
+    place = known(module)
+    if place is not None:
+        return place
+    if not name:
+        raise ValueError("the network itself is no place for a layer; name a module in it")
+    try:
+        return wrapped(module, "")
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {error}") from None
+
+
+def _named(patterns: list[str], modules: dict[str, nn.Module]) -> list[str]:
+    """Modules by names or patterns; of what a pattern fits, the known blocks if there are any."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ValueError(f"{ASKED}; got {pattern!r} among the names")
+        fits = [name for name in modules if name and fnmatchcase(name, pattern)]
+        blocks = [name for name in fits if known(modules[name]) is not None]
+        if not fits:
+            close = get_close_matches(pattern, [n for n in modules if n], 3, 0.4)
+            hint = f"; close to it: {', '.join(close)}" if close else ""
+            raise ValueError(f"no module is named {pattern!r}{hint}")
+        found.update(dict.fromkeys(blocks or fits))
+    if not found:
+        raise ValueError("where names no modules")
+    return list(found)

@@ -1,0 +1,216 @@
+"""A run that fails costs the others nothing, and says why in a line."""
+
+import gc
+import math
+import re
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lab import CPU, Log, arrays, assert_same, learnt, opened, poison, tiny, trained
+from torch import Tensor
+
+from mssar.lab.engine import checkpoint, failure, fleet
+from mssar.lab.engine import training as engine
+from mssar.lab.engine.failure import DivergedError
+from mssar.lab.engine.step import Learner
+from mssar.lab.run import Run
+
+
+def fleet_of(runs: list[Run], folder: Path, log: Log, **kinds: Any) -> fleet.Outcome:
+    return fleet.train(runs, lambda _: arrays(), CPU, folder, log, **kinds)
+
+
+def unlucky(after: int, seed: int, trouble: Callable[[], None]) -> Callable[..., None]:
+    """In place of Learner.step: the run of this seed meets trouble after some steps."""
+    step, steps = Learner.step, 0
+
+    def met(self: Learner, number: int) -> None:
+        nonlocal steps
+        if self.feed.seed == seed:
+            if steps == after:
+                trouble()
+            steps += 1
+        step(self, number)
+
+    return met
+
+
+def too_much() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def too_much_for_a_capture() -> None:
+    """The capture's end is what is raised then."""
+    try:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee also")
+    except torch.OutOfMemoryError:
+        raise RuntimeError("CUDA error: operation failed due to a previous error")  # noqa: B904
+
+
+def mishap() -> None:
+    raise KeyError("a mishap\nof two lines")
+
+
+def mistake() -> None:
+    raise ValueError("too many photographs cannot be read")
+
+
+SMALLER = "; a smaller --batch or --fleet needs less"
+TROUBLES = {  # and what is said of them, before what was kept and after it
+    "memory": (too_much, r".*allocate", SMALLER),
+    "capture": (too_much_for_a_capture, r"CUDA out of memory. Tried to allocate 2 GiB.", SMALLER),
+    "exception": (mishap, r"KeyError: 'a mishap.*'", r"; .*/failure.txt says where"),
+    "mistake": (mistake, "too many photographs cannot be read", ""),
+    "loss": (None, r"the loss is nan in epoch \d, step 2", "; try a lower --lr"),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Tensor]]:
+    """What runs learn that have no company."""
+    folder = tmp_path_factory.mktemp("alone")
+    for seed in (0, 2):
+        trained(tiny(seed), arrays(), folder / str(seed))
+    return {seed: learnt(folder / str(seed)) for seed in (0, 2)}
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_the_others_do_not_notice(tmp_path, monkeypatch, alone, kind, epoch):
+    trouble, what, advice = TROUBLES[kind]
+    after, runs, log = 3 * epoch + 1, [tiny(0), tiny(1), tiny(2)], Log()
+    step = unlucky(after, 1, trouble) if trouble else poison(after, 1)
+    monkeypatch.setattr(Learner, "step", step)
+    outcome = fleet_of(runs, tmp_path, log, width=3)
+    assert [r.run["seed"] for r in outcome.records] == [0, 2]
+    assert outcome.left == []
+    for record in outcome.records:
+        assert record.interruptions == 0
+    for seed, expected in alone.items():
+        assert_same(learnt(tmp_path / runs[seed].name), expected)
+    spoilt = tmp_path / runs[1].name
+    kept = [path.name for path in checkpoint.checkpoints(spoilt)]
+    assert kept == ["epoch-0001.safetensors"][:epoch]
+    (reason,) = outcome.failures
+    assert log.failures == [(runs[1], reason)]
+    rest = (
+        f"; {spoilt / kept[0]} is the last good checkpoint" if kept else "; nothing was saved yet"
+    )
+    assert re.fullmatch(f"resnet8 none tiny seed 1: {what}.*{re.escape(rest)}{advice}", reason)
+    assert (spoilt / failure.NAME).exists() == (kind == "exception")
+    if kept:  # and it goes on from there, when the trouble is over
+        monkeypatch.undo()
+        (record,) = fleet_of(runs[1:2], tmp_path, log).records
+        assert record.interruptions == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_run_that_diverges_ends_and_the_others_finish(tmp_path, monkeypatch, value):
+    runs, log = [tiny(0), tiny(1), tiny(2)], Log()
+    monkeypatch.setattr(Learner, "step", poison(4, 1, value))
+    outcome = fleet_of(runs, tmp_path, log, width=3)
+    assert [r.run["seed"] for r in outcome.records] == [0, 2]
+    (reason,) = outcome.failures
+    assert log.failures == [(runs[1], reason)]
+    assert "in epoch 2, step 2; " in reason  # the fifth step
+    directory = tmp_path / runs[1].name
+    (kept,) = checkpoint.checkpoints(directory)
+    assert f"{kept} is the last good checkpoint" in reason
+    assert kept.name == "epoch-0001.safetensors"
+    assert all(t.isfinite().all() for t in learnt(directory).values())
+    assert outcome.left == []
+    assert not (directory / "record.json").exists()
+
+
+def test_a_step_that_spoils_the_weights_behind_a_good_loss_is_not_saved(tmp_path):
+    with opened(tiny(0), arrays(), tmp_path) as training:
+        work = training.work()
+        next(work)
+        training.save()
+        next(work)
+        name, spoilt = next(iter(training.learner.model.named_parameters()))
+        with torch.no_grad():
+            spoilt[1, 2, 0, 1] = math.inf
+        with pytest.raises(
+            DivergedError, match=f"model.{name} is not finite after epoch 0, step 2"
+        ):
+            training.save()
+    (kept,) = checkpoint.checkpoints(tmp_path)
+    assert checkpoint.progress(kept).step == 1
+
+
+def test_what_a_failed_run_had_is_free_at_once(tmp_path, monkeypatch):
+    """Before anybody else has a turn: they may need its memory."""
+    gone: list[bool] = []
+    refs: list[weakref.ref[Learner]] = []
+    step, log = unlucky(1, 0, mishap), Log()
+
+    def watched(self: Learner, number: int) -> None:
+        if self.feed.seed == 0:
+            refs[:] = [weakref.ref(self)]
+        elif log.failures:
+            gone.append(refs[0]() is None)
+        step(self, number)
+
+    monkeypatch.setattr(Learner, "step", watched)
+    gc.collect()
+    gc.disable()  # so that only a sweep finds circles
+    try:
+        fleet_of([tiny(0), tiny(1)], tmp_path, log, width=2)
+    finally:
+        gc.enable()
+    assert gone
+    assert all(gone)
+
+
+def test_out_of_memory_the_fleet_is_narrower_and_what_waits_is_not_lost(tmp_path, monkeypatch):
+    """There is room for two. Who waits would fail as well, one after the other."""
+    prepare, afloat = engine.Training._prepare, weakref.WeakSet[engine.Training]()
+
+    def crowded(self: engine.Training) -> None:
+        gc.collect()
+        if len(afloat) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        afloat.add(self)
+        prepare(self)
+
+    monkeypatch.setattr(engine.Training, "_prepare", crowded)
+    runs, log = [tiny(seed, epochs=1) for seed in range(5)], Log()
+    outcome = fleet_of(runs, tmp_path, log, width=4)
+    assert sorted(r.run["seed"] for r in outcome.records) == [0, 1, 3, 4]
+    (reason,) = outcome.failures
+    assert reason.startswith("resnet8 none tiny seed 2: CUDA out of memory.")
+    assert log.messages == ["memory ran out: from now on 2 at once", reason]
+    assert log.failures == []  # it never began
+
+
+def test_a_folder_that_cannot_be_used_costs_only_its_run(tmp_path):
+    runs = [tiny(seed, epochs=1) for seed in range(3)]
+    spoilt = tmp_path / runs[0].name / "epoch-0001.safetensors"
+    spoilt.parent.mkdir()
+    spoilt.write_bytes(b"x")
+    outcome = fleet_of(runs, tmp_path, Log(), width=2)
+    assert [r.run["seed"] for r in outcome.records] == [1, 2]
+    (reason,) = outcome.failures
+    assert "can be read; --restart begins anew" in reason
+    with pytest.raises(ValueError, match=f"^no checkpoint in {spoilt.parent} can be read"):
+        fleet_of(runs[:1], tmp_path, Log())
+
+
+def test_a_full_disk_is_everybodys_and_all_that_can_be_saved_is(tmp_path, monkeypatch):
+    runs, real = [tiny(0), tiny(1)], checkpoint.write_whole
+
+    def write(path: Path, content: bytes) -> None:
+        if path.parent.name == runs[0].name:
+            raise OSError(28, "No space left on device", str(path))
+        real(path, content)
+
+    monkeypatch.setattr(checkpoint, "write_whole", write)
+    with pytest.raises(OSError, match="No space left"):
+        fleet_of(runs, tmp_path, Log(), width=2)
+    (kept,) = checkpoint.checkpoints(tmp_path / runs[1].name)
+    assert checkpoint.progress(kept).step == 3  # the other's epoch was to be closed

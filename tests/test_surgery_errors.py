@@ -1,0 +1,97 @@
+"""What cannot be operated on is refused in one line, and left as it is."""
+
+import copy
+
+import pytest
+import torch
+from foreign import build
+from torch import nn
+
+KNOWN = r"it has no block of torchvision's or timm's ResNets.*where=\['\*\.bn2'\]"
+
+
+@pytest.fixture
+def mssar(unchecked):
+    return unchecked
+
+
+@pytest.fixture
+def resnet(torchvision):
+    return build("torchvision resnet, basic", torchvision)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"where": "layer9.*"}, r"no module is named 'layer9\.\*'; close to it: layer"),
+        ({"where": ["layer1.0.bn3"]}, r"no module is named 'layer1\.0\.bn3'; .*layer1\.0\.bn2"),
+        ({"where": ["avgpool"]}, "'avgpool': a AdaptiveAvgPool2d does not say how many channels"),
+        ({"where": ["layer1.0", "layer1.0.bn2"]}, "'layer1.0.bn2' lies in 'layer1.0'; name one"),
+        ({"where": []}, "where names no modules"),
+        ({"where": lambda name, module: False}, "was true for none of the"),  # noqa: ARG005
+        ({"where": lambda name, module: not name}, "name a module in it"),  # noqa: ARG005
+        ({"where": 3}, "where is 'blocks', 'se', names of modules, or a function .*got 3"),
+        ({"where": [3]}, "got 3 among the names"),
+        ({"where": "se"}, "nothing to replace in this ResNet: it has no SEModule"),
+        ({"init": "zero"}, "init is 'identity' or 'random'; got 'zero'"),
+        ({"optimizer": "sgd"}, "optimizer is a torch.optim.Optimizer; got str"),
+        ({"reduction": "all"}, "reduction is a whole number of at least 1; got 'all'"),
+        ({"scales": (2, 2)}, "scales are different whole numbers"),
+        ({"size": (3, 64)}, r"size is C, H, W of one image.*\(3, 64\)"),
+        ({"backend": "cuda"}, "backend"),
+    ],
+)
+def test_what_is_asked_for_wrongly(mssar, resnet, options, words):
+    before = copy.deepcopy(resnet)
+    with pytest.raises(ValueError, match=words) as error:
+        mssar.insert(resnet, **options)
+    assert "\n" not in str(error.value)
+    assert repr(resnet) == repr(before)
+    assert all(
+        torch.equal(a, b) for a, b in zip(resnet.parameters(), before.parameters(), strict=True)
+    )
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor.* are deprecated:UserWarning")
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda _: None, "model is a torch.nn.Module; got NoneType"),
+        (lambda _: Plain(), f"nothing to recalibrate in this Plain: {KNOWN}"),
+        (torch.compile, "insert into the network before OptimizedModule wraps it"),
+        (nn.DataParallel, "insert into the network before DataParallel wraps it"),
+        (torch.fx.symbolic_trace, "a ResNet is a traced network; insert into the one it was"),
+        (lambda net: torch.jit.trace(net.eval(), torch.randn(1, 3, 32, 32)), "a traced network"),
+        (lambda _: nn.Sequential(nn.LazyConv2d(4, 1)), "'0' is not initialised yet"),
+        (
+            lambda _: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2))),
+            "'0' is a quantised Linear: insert before that",
+        ),
+    ],
+)
+def test_networks_that_are_no_networks_any_more(mssar, resnet, model, words):
+    made = model(resnet)
+    with pytest.raises(ValueError, match=words) as error:
+        mssar.insert(made)
+    assert "\n" not in str(error.value)
+
+
+def test_what_has_it_by_birth(mssar):
+    with pytest.raises(ValueError, match=r"was made with 3 MSSAR in it, the first 'layer1.0.recal"):
+        mssar.insert(mssar.create_model("resnet8", "mssar"))
+
+
+def test_nothing_to_remove(mssar, resnet):
+    with pytest.raises(ValueError, match="nothing was inserted into this ResNet"):
+        mssar.remove(resnet)
