@@ -59,7 +59,8 @@ def test_the_runs_network_goes_with_its_names_and_colours(asked, tmp_path):
     state = mssar.lab.engine.evaluate.trained(folder).model.state_dict()
     assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
     assert metadata["classes"] == ["0", "1", "2", "3"]
-    assert (metadata["mean"], metadata["std"]) == (DATA.mean, DATA.std)
+    assert metadata["mean"] == [value / 255 for value in DATA.mean]
+    assert metadata["std"] == [value / 255 for value in DATA.std]
     assert (metadata["network"], metadata["recalibration"]) == ("resnet8", "mssar")
     assert metadata["options"]["scales"] == [1, 2]
     assert result.stdout.splitlines() == [
@@ -89,7 +90,7 @@ def test_without_its_data_set_names_are_left_out_and_that_is_said(asked, tmp_pat
     ((_, _, size, _, metadata),) = asked
     assert size == (3, 16, 16)  # the recipe's
     assert "classes" not in metadata
-    assert metadata["mean"] == (123.675, 116.28, 103.53)
+    assert metadata["mean"] == pytest.approx([0.485, 0.456, 0.406])
     assert "names of classes are left out: imagefolder is a tree" in result.stderr
 
 

@@ -65,7 +65,14 @@ def test_every_option_is_written_so_that_defaults_may_change(tmp_path):
     moved("resnet8", "mssar").save_pretrained(tmp_path)
     config = json.loads((tmp_path / CONFIG).read_text())
     assert config["library"] == "mssar"
-    assert (config["network"], config["num_classes"]) == ("resnet8", 10)
+    assert (config["network"], config["num_classes"], config["in_chans"]) == ("resnet8", 10, 3)
+
+
+def test_other_channels_travel_too(tmp_path):
+    net = mssar.create_model("resnet8", "mssar", in_chans=1).eval()
+    net.save_pretrained(tmp_path)
+    x = torch.randn(2, 1, 16, 16)
+    assert_close(mssar.from_pretrained(tmp_path)(x), net(x), **EXACT)
 
 
 def test_a_fresh_head_and_a_training_network_in_another_layout(tmp_path):
@@ -162,6 +169,8 @@ def test_what_cannot_be_made_again_is_refused(tmp_path):
         (CONFIG, ("network", "resnet9"), "no network 'resnet9'"),
         (CONFIG, ("network", "resnet20"), "model.safetensors does not fit config.json"),
         (CONFIG, ("options", {"scales": [1]}), "does not fit config.json"),
+        (CONFIG, ("options", {"scales": [4, 2, 1]}), "trained for regional scales 1, 2, 4"),
+        (CONFIG, ("options", {"weights": "model.safetensors"}), "describes no network of mssar"),
         (WEIGHTS, None, "there is no model.safetensors in"),
         (WEIGHTS, "nonsense", "model.safetensors does not fit config.json"),
     ],

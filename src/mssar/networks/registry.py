@@ -120,6 +120,16 @@ def recalibrating(
     return {"recalibration": partial(factory, **settings) if settings else factory, **building}
 
 
+def _settled(chosen: Architecture, recalibration: str, options: dict[str, Any]) -> dict[str, Any]:
+    """All that decides what is computed, so that it stays so whatever the defaults become."""
+    usual = inspect.signature(RECALIBRATIONS[recalibration]).parameters
+    found = {k: usual[k].default for k in OPTIONS[recalibration]}
+    if chosen.staged and recalibration in OURS:
+        found["stage"] = "multi"
+    found |= {k: v for k, v in (chosen.defaults | options).items() if k in found}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+
+
 def _trained(
     found: Weights,
     name: str,

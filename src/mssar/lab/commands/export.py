@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from mssar.lab.commands import options as opt
 from mssar.lab.data import Data
 from mssar.lab.data.imagefolder import MEAN, STD
 from mssar.lab.engine import evaluate as engine
-from mssar.lab.engine.result import image_shape
+from mssar.lab.engine.result import shape_of
 from mssar.lab.recipes import Photographs
 
 
@@ -55,7 +56,7 @@ def export(
         raise ValueError(f"--size is 1 or more; got {size}")
     chosen = engine.trained(run, _say)
     found = _data(chosen, data_dir)
-    channels, height, width = image_shape(chosen.run, found)
+    channels, height, width = shape_of(chosen.run, found)
     path = file or Path(f"{chosen.run.name}{SUFFIXES[format_ or 'onnx']}")
     shape = (channels, size or height, size or width)
     metadata = _metadata(chosen, found)
@@ -87,7 +88,7 @@ def _data(chosen: engine.Trained, data_dir: Path | None) -> Data | None:
 
 
 def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
-    """Mean and deviation are those of bytes, 0 to 255, and a network sees (x − mean) / std."""
+    """Mean and deviation are of pixels from 0 to 1, and a network sees (x − mean) / std."""
     run = chosen.run
     said: dict[str, Any] = {
         "version": mssar.__version__,
@@ -97,7 +98,11 @@ def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
         "dataset": run.dataset,
     }
     if found is not None:
-        said |= {"classes": list(found.classes), "mean": found.mean, "std": found.std}
+        said |= {"classes": list(found.classes), **_colours(found.mean, found.std)}
     elif isinstance(run.recipe.augmentation, Photographs):  # all are normalised alike
-        said |= {"mean": MEAN, "std": STD}
+        said |= _colours(MEAN, STD)
     return said
+
+
+def _colours(mean: Sequence[float], std: Sequence[float]) -> dict[str, list[float]]:
+    return {"mean": [value / 255 for value in mean], "std": [value / 255 for value in std]}
