@@ -94,7 +94,7 @@ def create_model(
     built = recalibrating(name, recalibration, **options)
     made = chosen.network(*chosen.shape, num_classes=classes, in_chans=in_chans, **built)
     if isinstance(recalibration, str):
-        settled = _settled(name, recalibration, options)
+        settled = _settled(chosen, recalibration, options)
         made.origin = {"network": name, "recalibration": recalibration, "options": settled}
         made.origin["in_chans"] = in_chans
     return made
@@ -149,16 +149,6 @@ def _trained(
     found.put(model)
     model.note = found.note
     return model
-
-
-def _settled(name: str, recalibration: str, options: dict[str, Any]) -> dict[str, Any]:
-    """All that decides what is computed, so that it stays so whatever the defaults become."""
-    usual = inspect.signature(RECALIBRATIONS[recalibration]).parameters
-    given = architecture(name).defaults | options
-    found = {k: given.get(k, usual[k].default) for k in OPTIONS[recalibration]}
-    if architecture(name).staged and recalibration in OURS:
-        found["stage"] = options.get("stage", "multi")
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
 
 
 def _options(recalibration: str | Recalibration) -> tuple[str, ...]:

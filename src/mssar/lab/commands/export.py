@@ -17,7 +17,7 @@ from mssar.lab.commands import options as opt
 from mssar.lab.data import Data
 from mssar.lab.data.imagefolder import MEAN, STD
 from mssar.lab.engine import evaluate as engine
-from mssar.lab.engine.result import shape_of
+from mssar.lab.engine.result import image_shape
 from mssar.lab.recipes import Photographs
 
 
@@ -56,7 +56,7 @@ def export(
         raise ValueError(f"--size is 1 or more; got {size}")
     chosen = engine.trained(run, _say)
     found = _data(chosen, data_dir)
-    channels, height, width = shape_of(chosen.run, found)
+    channels, height, width = image_shape(chosen.run, found)
     path = file or Path(f"{chosen.run.name}{SUFFIXES[format_ or 'onnx']}")
     shape = (channels, size or height, size or width)
     metadata = _metadata(chosen, found)
