@@ -143,12 +143,11 @@ def _config(model: Classifier) -> dict[str, Any]:
 
 
 def _made(config: Mapping[str, Any]) -> Classifier:
-    given = config["options"].items()
-    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given}
-    return create_model(
-        config["network"], config["recalibration"], config["num_classes"],
-        config.get("in_chans", 3), **options,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()
+    }
+    network, kind, classes = config["network"], config["recalibration"], config["num_classes"]
+    return create_model(network, kind, classes, config["in_chans"], weights=None, **options)
 
 
 def _shapes(model: Classifier) -> dict[str, torch.Size]:
