@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from foreign import build, seeded
+from foreign import NAMES, build, seeded
 from tails import DEVICE, EVALUATED, TRAINED, Launched
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -88,6 +88,49 @@ def test_compiled(unchecked, torchvision, training):
     assert_close(
         seeded(torch.compile(model, backend="eager", fullgraph=True), x, training), expected
     )
+
+
+# One of each kind: what drops, has SE or is a variant of another is no other program.
+EXPORTED = [n for n in NAMES if n not in {"timm resnet, drop path", "timm regnet, se",
+                                          "timm convnext, convolutions"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_exported(unchecked, torchvision, name):
+    model = build(name, torchvision).eval()
+    unchecked.insert(model)
+    x = torch.randn(SMALL)
+    program = torch.export.export(model, (x,), strict=False)
+    assert not any("mssar" in str(node.target) for node in program.graph.nodes)
+    x = torch.randn(SMALL)
+    assert_close(program.module()(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "name", ["torchvision resnet, basic", "timm mobilenet v3", "timm densenet"]
+)
+def test_traced_by_fx(unchecked, torchvision, name):
+    model = build(name, torchvision)
+    before = torch.fx.symbolic_trace(copy.deepcopy(model))
+    unchecked.insert(model)
+    traced, x = torch.fx.symbolic_trace(model), torch.randn(SMALL)
+    for training in (False, True):
+        assert_close(seeded(traced, x, training), seeded(before, x, training))
+    layers = [n for n in traced.graph.nodes if str(n.target).endswith("recalibrate")]
+    assert len(layers) == sum(isinstance(m, unchecked.MSSAR) for m in model.modules())
+
+
+def test_features_by_name(unchecked, torchvision):
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    model = build("torchvision resnet, basic", torchvision).eval()
+    unchecked.insert(model)
+    x, seen = torch.randn(SMALL), []
+    model.layer2.register_forward_hook(lambda _m, _i, y: seen.append(y))
+    model(x)
+    found = create_feature_extractor(model, ["layer2", "layer2.0.recalibrate"])(x)
+    assert_close(found["layer2"], seen[0])
+    assert found["layer2.0.recalibrate"].shape == seen[0].shape
 
 
 def test_gradient_checkpoints_and_averages(torchvision):
