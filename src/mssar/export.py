@@ -287,14 +287,14 @@ def _write_program(program: Program, path: Path, metadata: Mapping[str, Any]) ->
 
 
 def _difference(run: Callable[[Tensor], Any], model: nn.Module, x: Tensor) -> float:
-    """The largest between two outputs, over the largest number in the second's, or 1."""
+    """The largest between two outputs, over the largest number in the second's."""
     with torch.no_grad():
         ours = [leaf for leaf in tree_leaves(run(x)) if isinstance(leaf, Tensor)]
     right = _run(model, x)
     if [y.shape for y in ours] != [y.shape for y in right]:
         return float("inf")
     pairs = [(a.double(), b.double()) for a, b in zip(ours, right, strict=True) if b.numel()]
-    differences = [float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs]
+    differences = [float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in pairs]
     return max((d if d == d else float("inf") for d in differences), default=0.0)  # NaN is wrong
 
 
