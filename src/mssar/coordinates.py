@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -53,6 +53,26 @@ def _require_grid(z: Tensor, grid: Size, size: Size) -> None:
             f"a map of {size[0]}×{size[1]} has {grid[0]}×{grid[1]} regions; "
             f"got values of shape {tuple(z.shape)}"
         )
+
+
+@runtime_checkable
+class CoordinateSet(Protocol):
+    """What a layer asks of a coordinate set; a frozen dataclass with these is one of your own."""
+
+    @property
+    def scale(self) -> int: ...
+
+    def grid(self, size: Size) -> Size:
+        """How many regions a map of this size has, down and across."""
+        ...
+
+    def pool(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C h w"]:
+        """One value a region."""
+        ...
+
+    def spread(self, z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
+        """To every position the value of the region that it consults."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -170,6 +190,4 @@ class Sliding:
         return z
 
 
-CoordinateSet: TypeAlias = Regional | Sliding
-
-STRATEGIES: dict[str, type[CoordinateSet]] = {"regional": Regional, "sliding": Sliding}
+STRATEGIES: dict[str, type[Regional | Sliding]] = {"regional": Regional, "sliding": Sliding}

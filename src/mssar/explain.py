@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from mssar.coordinates import CoordinateSet, Regional, size_of
-from mssar.layer import MSSAR
+from mssar.coordinates import size_of
+from mssar.layer import MSSAR, weights
 from mssar.mosaic import drawn
 from mssar.partition import Size
-from mssar.scales import Nested, Separate
+from mssar.scales import Nested, Pools, Separate
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -134,23 +133,16 @@ def _look(name: str, seen: list[Importance]) -> Any:
     """A hook that writes down a layer's weights before it is run."""
 
     def look(layer: MSSAR, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-        maps = layer.importance(*inputs, **options, per_scale=True)
-        sets = layer.sets.sets
-        regions = tuple(_plain(_condensed(z, s)) for z, s in zip(maps, sets, strict=True))
-        seen.append(Importance(name, size_of(maps[0]), layer.sets, regions))
+        x, context = _given(*inputs, **options)
+        regions = tuple(map(_plain, weights(layer._gates(x, context))))
+        seen.append(Importance(name, size_of(x), layer.sets, regions))
 
     return look
 
 
-def _condensed(z: Float[Tensor, "N C H W"], within: CoordinateSet) -> Float[Tensor, "N C h w"]:
-    """A value a region, from a map that has but one in each: exactly what was spread."""
-    if not isinstance(within, Regional):
-        return z
-    rows, columns = (
-        torch.tensor([0, *accumulate(within.runs(length)[:-1])], device=z.device)
-        for length in size_of(z)
-    )
-    return z[:, :, rows[:, None], columns]
+def _given(x: Tensor, context: Tensor | Pools | None = None) -> tuple[Tensor, Any]:
+    """What a layer was called with, however it was written."""
+    return x, context
 
 
 def _plain(x: Tensor) -> Tensor:

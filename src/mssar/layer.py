@@ -6,6 +6,7 @@ y = x ⊙ Z
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
@@ -20,13 +21,14 @@ from mssar.kernels import chosen, require_backend
 from mssar.kernels.tail.op import watched
 from mssar.kernels.windows import op  # noqa: F401  (it registers itself)
 from mssar.partition import accumulation
-from mssar.scales import Pools, Separate, coordinate_sets
+from mssar.scales import Pools, Separate, Strategy, coordinate_sets
 from mssar.tracing import recorded
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 CODES = {"regional": 0, "sliding": 1}  # of strategies, in files: never to be changed
+OWN = 1 << 32  # and of users' own, by their names
 
 
 def weights(gates: Sequence[Float[Tensor, "N C _ _"]]) -> list[Float[Tensor, "N C _ _"]]:
@@ -40,7 +42,8 @@ class MSSAR(nn.Module):
     Args:
         channels: channels of the map that is recalibrated, D.
         scales: one branch each; a regional scale K cuts the map into K × K regions.
-        strategy: "regional" (a partition) or "sliding" (a window around every position).
+        strategy: "regional" (a partition), "sliding" (a window around every position), or what
+            makes a coordinate set of your own of a scale.
         reduction: each branch is max(1, ⌊D / (L · reduction)⌋) channels wide inside.
         context_channels: where given, the weights come from a second map with so many channels,
             passed as ``layer(x, context)``: the multi-stage recalibration of a DenseNet.
@@ -63,7 +66,7 @@ class MSSAR(nn.Module):
         self,
         channels: int,
         scales: Sequence[int] = (1, 2, 4),
-        strategy: str = "regional",
+        strategy: Strategy = "regional",
         reduction: int = 1,
         context_channels: int | None = None,
         *,
@@ -213,7 +216,9 @@ class MSSAR(nn.Module):
     # --- what travels with the weights ---
 
     def _code(self) -> list[int]:
-        return [CODES[self.strategy], *self.scales]
+        if isinstance(self.strategy, str):
+            return [CODES[self.strategy], *self.scales]
+        return [OWN + zlib.crc32(_name(self.strategy).encode()), *self.scales]
 
     def _register_coordinates(self, device: torch.device | str | None) -> None:
         made = torch.tensor(self._code(), dtype=torch.int64, device=device)
@@ -266,7 +271,8 @@ class MSSAR(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        said = f"{self.channels}, scales={self.scales}, strategy={self.strategy!r}"
+        strategy = self.strategy if isinstance(self.strategy, str) else _name(self.strategy)
+        said = f"{self.channels}, scales={self.scales}, strategy={strategy!r}"
         said += f", reduction={self.reduction}"
         if self.context_channels is not None:
             said += f", context_channels={self.context_channels}"
@@ -275,7 +281,11 @@ class MSSAR(nn.Module):
         return said
 
 
+def _name(strategy: object) -> str:
+    return str(getattr(strategy, "__qualname__", type(strategy).__qualname__))
+
+
 def _described(code: Sequence[int]) -> str:
     names = {number: name for name, number in CODES.items()}
-    strategy = names.get(code[0], f"strategy {code[0]}") if code else "no"
+    strategy = names.get(code[0], f"a strategy of one's own ({code[0]}),") if code else "no"
     return f"{strategy} scales {', '.join(map(str, code[1:]))}"

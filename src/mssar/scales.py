@@ -7,9 +7,9 @@ Otherwise each scale pools for itself and the average is taken on the map (``Sep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from mssar.partition import Size
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+Strategy: TypeAlias = str | Callable[[int], CoordinateSet]
 
 
 class Pools(NamedTuple):
@@ -107,15 +109,25 @@ class Separate:
         return z
 
 
-def coordinate_sets(strategy: str, scales: Sequence[int]) -> Nested | Separate:
+def coordinate_sets(strategy: Strategy, scales: Sequence[int]) -> Nested | Separate:
     """The coordinate sets of these scales, nested where they can be."""
-    if strategy not in STRATEGIES:
+    if isinstance(strategy, str) and strategy not in STRATEGIES:
         raise ValueError(f"strategy is one of {', '.join(STRATEGIES)}; got {strategy!r}")
+    make: Any = STRATEGIES[strategy] if isinstance(strategy, str) else strategy
+    if not callable(make):
+        names = ", ".join(STRATEGIES)
+        raise ValueError(f"strategy is one of {names}, or makes a set of a scale; got {strategy!r}")
     if not isinstance(scales, Sequence):
         raise ValueError(f"scales are a sequence, such as (1, 2, 4); got {scales!r}")
-    sets = tuple(STRATEGIES[strategy](scale) for scale in scales)
+    sets = tuple(make(scale) for scale in scales)
     if not sets or len(set(scales)) < len(sets):
         raise ValueError(f"scales are different whole numbers, such as (1, 2, 4); got {scales}")
+    for made in sets:
+        if not isinstance(made, CoordinateSet):
+            raise ValueError(
+                f"a coordinate set has scale, grid, pool and spread; {strategy!r} made "
+                f"{type(made).__name__}"
+            )
     regional = tuple(s for s in sets if isinstance(s, Regional))
     if len(regional) == len(sets) and all(max(scales) % scale == 0 for scale in scales):
         return Nested(regional, list(scales).index(max(scales)))

@@ -93,7 +93,7 @@ def create_model(
     classes = chosen.num_classes if num_classes is None else num_classes
     built = recalibrating(name, recalibration, **options)
     made = chosen.network(*chosen.shape, num_classes=classes, in_chans=in_chans, **built)
-    if isinstance(recalibration, str):
+    if isinstance(recalibration, str) and not callable(options.get("strategy")):
         settled = _settled(chosen, recalibration, options)
         made.origin = {"network": name, "recalibration": recalibration, "options": settled}
         made.origin["in_chans"] = in_chans

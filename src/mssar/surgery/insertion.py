@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from mssar.branch import Branch
 from mssar.cost import require_size, run_hollow
 from mssar.layer import MSSAR
+from mssar.scales import Strategy
 from mssar.surgery import optimisers
 from mssar.surgery.ends import LAYER, Carrier, DenseEnd, Holder, InPlace, Recalibrated
 from mssar.surgery.families import CARRIERS, Place, class_name
@@ -28,7 +29,7 @@ def insert(
     model: nn.Module,
     scales: Sequence[int] = (1, 2, 4),
     *,
-    strategy: str = "regional",
+    strategy: Strategy = "regional",
     reduction: int | Literal["auto"] = "auto",
     where: Where = "blocks",
     init: Init = "identity",
@@ -186,7 +187,12 @@ def _carry(model: nn.Module) -> None:
 
 
 def _layer(
-    block: nn.Module, place: Place, scales: Sequence[int], strategy: str, few: int, backend: str
+    block: nn.Module,
+    place: Place,
+    scales: Sequence[int],
+    strategy: Strategy,
+    few: int,
+    backend: str,
 ) -> MSSAR:
     """A layer for a place, where its block is, in its type, and with norms of its kind."""
     like = next((p for p in block.parameters() if p.is_floating_point()), torch.empty(0))

@@ -101,10 +101,7 @@ def entry(
 
 def _macs(layer: MSSAR, hidden: int, size: tuple[int, int]) -> int:
     seen = layer.context_channels or layer.channels
-    cells = 0
-    for s in layer.sets.sets:
-        h, w = (min(s.scale, length) for length in size) if layer.strategy == "regional" else size
-        cells += h * w
+    cells = sum(h * w for h, w in (s.grid(size) for s in layer.sets.sets))
     return cells * hidden * (seen + layer.channels)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mssar.coordinates import CoordinateSet, Regional
+from mssar.coordinates import CoordinateSet, Regional, Sliding
 from mssar.explain import Importance
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def layer_of(block: Importance, channel: int | None = None) -> Layer:
 
 
 def _titled(within: CoordinateSet, size: tuple[int, int]) -> str:
-    if not isinstance(within, Regional):
+    if isinstance(within, Sliding):
         side = 2 * within.radius(size) + 1
         return f"windows {side}×{side}" if side < 2 * max(size) - 1 else "whole map"
     rows, columns = within.grid(size)
