@@ -78,12 +78,12 @@ def _data(chosen: engine.Trained, data_dir: Path | None) -> Data | None:
     except ValueError as error:
         _say(f"names of classes are left out: {error}")
         return None
-    if len(found.classes) != chosen.model.num_classes:
+    if len(found.classes) != chosen.classes:
         _say(
             f"names of classes are left out: {found.name} has {len(found.classes)}, not as trained"
         )
         return None
-    return found
+    return chosen.run.normalised(found)
 
 
 def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
@@ -98,6 +98,7 @@ def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
     }
     if found is not None:
         said |= {"classes": list(found.classes), "mean": found.mean, "std": found.std}
-    elif isinstance(run.recipe.augmentation, Photographs):  # all are normalised alike
-        said |= {"mean": MEAN, "std": STD}
+    elif isinstance(run.recipe.augmentation, Photographs):  # what they are normalised by is known
+        mean, std = run.colours(MEAN, STD)
+        said |= {"mean": mean, "std": std}
     return said
