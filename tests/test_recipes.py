@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import FrozenInstanceError, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def test_the_learning_rate_drops_after_so_many_epochs(recipe, course):
 def test_every_step_has_a_learning_rate_of_its_own_between_two_of_the_course():
     rates = [FINETUNE.lr_of(epoch, step, 4) for epoch in (0, 1, 19) for step in range(4)]
     assert rates[:4] == pytest.approx([0.00125, 0.00375, 0.00625, 0.00875])
-    assert all(a > b > 0 for a, b in zip(rates[4:], rates[5:], strict=False))
+    assert all(a > b > 0 for a, b in pairwise(rates[4:]))
     assert CIFAR_RESNET.lr_of(79, 3, 4) == CIFAR_RESNET.lr  # what it always was, to the bit
     assert CIFAR_RESNET.lr_of(80, 0, 4) == CIFAR_RESNET.lr_at(80)
 
@@ -112,7 +113,11 @@ def test_another_augmentation_and_its_own_fields_can_be_given_together():
 @pytest.mark.parametrize(
     ("recipe", "change", "message"),
     [
-        (CIFAR_RESNET, {"epoch": 3}, "cifar_resnet has no 'epoch'; it has batch, drops, ema, epochs, "),
+        (
+            CIFAR_RESNET,
+            {"epoch": 3},
+            "cifar_resnet has no 'epoch'; it has batch, drops, ema, epochs, ",
+        ),
         (CIFAR_RESNET, {"size": 64}, "cifar_resnet has no 'size'; "),
         (ILSVRC2012, {"padding": 4}, "ilsvrc2012 has no 'padding'; .* rotation, schedule, size, "),
         (CIFAR_RESNET, {"epochs": 0}, "epochs is 1 or more; got 0"),

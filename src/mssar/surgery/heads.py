@@ -8,17 +8,18 @@ from torch import nn
 
 
 def head(model: nn.Module) -> str:
-    """Its name: of what the network says it is, else of the last linear layer."""
+    """Its name: what the network says, else the last linear layer's."""
     ask: Any = getattr(model, "get_classifier", None)
     said = ask() if callable(ask) else None
     modules: dict[str, nn.Module] = dict(model.named_modules())
     for name, module in modules.items():
         if module is said and isinstance(module, (nn.Linear, nn.Conv2d)):
             return name
-    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise ValueError(f"{type(model).__name__} has no linear layer that would classify")
-    return linear[-1]
+    for kind in (nn.Linear, nn.Conv2d):  # a few end in a convolution
+        found = [name for name, module in modules.items() if isinstance(module, kind)]
+        if found:
+            return found[-1]
+    raise ValueError(f"{type(model).__name__} has no layer that would classify")
 
 
 def classes(model: nn.Module) -> int:
