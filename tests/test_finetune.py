@@ -150,7 +150,7 @@ def test_a_library_that_is_not_there_is_one_line(monkeypatch):
 
 def test_weights_are_in_before_the_layers_and_a_head_of_other_classes_is_fresh(weights):
     there = safetensors.torch.load_file(weights)
-    begun = Run(NET, "mssar", weights=Initial("five.safetensors", initial.digest(weights), weights))
+    begun = Run(NET, "mssar", weights=Initial.of(weights))
     model, same = begun.begun(2), begun.begun(5).eval()
     plain = foreign.build(NET, num_classes=5).eval()
     plain.load_state_dict(there)
@@ -166,15 +166,13 @@ def test_weights_of_ours_gain_the_layers_on_the_way():
     net = mssar.create_model("resnet8", num_classes=10).eval()
     safetensors.torch.save_file(net.state_dict(), "ours.safetensors")
     path = Path("ours.safetensors")
-    begun = Run("resnet8", "mssar", weights=Initial(path.name, initial.digest(path), path))
+    begun = Run("resnet8", "mssar", weights=Initial.of(path))
     x = torch.randn(2, 3, 32, 32)
     made = begun.begun(10)
     assert torch.equal(made.eval()(x), net(x))
     assert_same(begun.begun(4).fc.state_dict(), begun.build(4).fc.state_dict())
     safetensors.torch.save_file(made.state_dict(), path)  # and those with layers are taken whole
-    again = Run("resnet8", "mssar", weights=Initial(path.name, initial.digest(path), path)).begun(
-        10
-    )
+    again = Run("resnet8", "mssar", weights=Initial.of(path)).begun(10)
     assert_same(again.state_dict(), made.state_dict())
     with pytest.raises(ValueError, match=r"ours.safetensors is not what it was"):
         begun.begun(10)

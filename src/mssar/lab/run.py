@@ -36,6 +36,13 @@ class Initial:
     sha256: str
     path: Path | None = field(default=None, compare=False)  # None for a library's, or not known
 
+    @classmethod
+    def of(cls, path: Path) -> Initial:
+        """Those of a file."""
+        if not path.is_file():
+            raise ValueError(f"there is no file {path} with weights to begin with")
+        return cls(path.name, initial.digest(path), path)
+
     def tensors(self) -> dict[str, Tensor]:
         """They themselves, if they are still what they were."""
         if self.path is None and not foreign.is_foreign(self.file):

@@ -7,7 +7,7 @@ from pathlib import Path
 from mssar.lab.engine import checkpoint
 from mssar.lab.run import Initial
 from mssar.surgery import foreign
-from mssar.surgery.initial import digest, digest_of
+from mssar.surgery.initial import digest_of
 
 PRETRAINED = "pretrained"
 
@@ -29,7 +29,7 @@ def initial(words: str | None, network: str, runs: Path | None) -> Initial | Non
             raise ValueError(
                 f"there is no file {path}; --weights is a file, or {PRETRAINED} for the library's"
             )
-        return Initial(name, digest(path), path)
+        return Initial.of(path)
     except ValueError:
         known = {} if runs is None else _known(runs, network, name)
         if not known:

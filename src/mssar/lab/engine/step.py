@@ -114,25 +114,28 @@ class Learner:
     def step(self, step: int) -> None:
         """Issue a step of the current epoch."""
         self.feed.load(step)
+        size, total = self.feed.sizes[step], self.feed.totals[step]
+        if self.graphed and size not in self._graphs:
+            self._graphs[size] = self._capture(size, total)
+        with self._drawing(step):
+            if self.graphed:
+                self._graphs[size].replay()
+            else:
+                self._body(size, total)
+
+    @contextmanager
+    def _drawing(self, step: int) -> Iterator[None]:
+        """What a network drops follows from the step alone: not from what came before, of which a
+        resumed run knows nothing, nor from other runs."""
         if self.seed is None:
-            self._issue(step)
+            yield
             return
-        # By the step alone: not by what came before an interruption, nor by other runs.
         seed = generator(self.seed, self.epoch, step, self.world.rank).initial_seed()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             if self.execution.device.type == "cuda":
-                torch.cuda.manual_seed(seed)
-            self._issue(step)
-
-    def _issue(self, step: int) -> None:
-        size = self.feed.sizes[step]
-        if not self.graphed:
-            self._body(size, self.feed.totals[step])
-            return
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size, self.feed.totals[step])
-        self._graphs[size].replay()
+                torch.cuda.manual_seed(seed)  # a graph draws from here, too
+            yield
 
     def _body(self, size: int, total: int) -> None:
         self.optimiser.zero_grad(set_to_none=True)
