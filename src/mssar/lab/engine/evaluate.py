@@ -21,7 +21,7 @@ from mssar.lab.engine.step import Examiner, Score
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run, run_from_dict
 from mssar.networks import weights
-from mssar.surgery.foreign import is_foreign
+from mssar.surgery.foreign import build, is_foreign
 from mssar.surgery.heads import classes, head
 
 
@@ -69,7 +69,7 @@ def trained(
 def _head(run: Run) -> str:
     if not is_foreign(run.network):
         return "fc"
-    return head(run.build(2))  # its name does not depend on the number
+    return head(build(run.network))  # whatever is inserted, and however many classes there are
 
 
 def _published(path: Path) -> Trained | None:
