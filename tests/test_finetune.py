@@ -126,6 +126,14 @@ def test_the_seed_alone_decides_and_se_is_one_scale():
         ((NET, "--insert", "--stage", "multi"), "nothing that is trained here takes --stage"),
         ((NET, "--insert", "--recalibration", "se"), "--insert is --recalibration mssar; not se"),
         (("torchvision:alexnet", "--insert"), "nothing to recalibrate in this AlexNet"),
+        (("torchvision:googlenet",), "googlenet of torchvision has several outputs in training"),
+        (("timm:vit_tiny_patch16_224",), "patch16_224 cannot take 3×32×32: Input height (32)"),
+        (
+            (NET, "--mean", "0.5,0.5", "--std", "1,1,1"),
+            "--mean takes three numbers, as in 0.485,0.456,0.406; got",
+        ),
+        ((NET, "--mean", "0.5,0.5,0.5"), "--mean and --std belong together"),
+        ((NET, "--mean", "0,0,0", "--std", "1,0,1"), "--std is above 0; got '1,0,1'"),
         ((), "name a network, as in resnet20 or timm:resnet50"),
         ((NET, "--weights", "none.pth"), "there is no file none.pth; --weights is a file, or"),
         (("resnet18", "--weights", "pretrained"), "weights are those of another library; resnet18"),
@@ -259,6 +267,18 @@ def test_a_network_brings_its_own_colours_if_they_are_unusual():
     assert usual_normalisation("timm:test_resnet", "imagefolder") == half
     assert usual_normalisation("timm:test_resnet", "cifar10") is None
     assert usual_normalisation("resnet18", "imagefolder") is None
+
+
+def test_colours_can_be_said():
+    run("train", NET, "--mean", "0.4,0.5,0.6", "--std", "1,1,1", *ON, *SMALL[:-4], "--epochs", "1")
+    expected = {"mean": [0.4, 0.5, 0.6], "std": [1.0, 1.0, 1.0]}
+    record = last_record()
+    assert record.run["normalisation"] == expected
+    data = run_from_dict(record.run).normalised(open_folder(Path("tree")))
+    assert data.mean == pytest.approx((102, 127.5, 153))
+    usual = ("--mean", "0.485,0.456,0.406", "--std", "0.229,0.224,0.225")
+    run("train", NET, *usual, *ON, *SMALL[:-4], "--epochs", "1")
+    assert "normalisation" not in last_record().run  # as if there were no such option
 
 
 def test_from_the_command_line_to_a_file_for_others(weights):

@@ -14,9 +14,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from mssar.cost import cost
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.data.imagefolder import Folder
-from mssar.lab.recipes import CIFAR_DENSENET, CIFAR_RESNET, DEMO, FINETUNE, ILSVRC2012, Recipe
+from mssar.lab.recipes import (
+    CIFAR_DENSENET,
+    CIFAR_RESNET,
+    DEMO,
+    FINETUNE,
+    ILSVRC2012,
+    Photographs,
+    Recipe,
+)
 from mssar.lab.recipes import recipe_from_dict as _recipe
 from mssar.networks.recalibration import DEFAULTS, OPTIONS, OURS
 from mssar.networks.registry import architecture
@@ -90,7 +99,18 @@ class Run:
     def check(self) -> None:
         """Build it without memory, so that a mistake is found before anything is trained."""
         with torch.device("meta"):
-            foreign.build(self.network, self.recalibration, **dict(self.options))
+            made = foreign.build(self.network, self.recalibration, **dict(self.options))
+        if not foreign.is_foreign(self.network):
+            return
+        size, augmentation = foreign.architecture(self.network).size, self.recipe.augmentation
+        if isinstance(augmentation, Photographs):
+            size = (3, augmentation.size, augmentation.size)
+        try:
+            cost(made, size)  # as its record will
+        except Exception as error:  # of a network that we know nothing of
+            reason = " ".join(str(error).split())
+            shape = "×".join(map(str, size))
+            raise ValueError(f"{self.network} cannot take {shape}: {reason:.200}") from None
 
     def build(self, num_classes: int) -> nn.Module:
         """The network, initialised by the seed alone and leaving the global generator be."""

@@ -25,6 +25,7 @@ Colours: TypeAlias = tuple[float, float, float]
 IMAGENET: tuple[Colours, Colours] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LIBRARIES = {"timm": "mssar[timm]", "torchvision": "mssar[images]"}  # and what installs them
 RECALIBRATIONS = ("none", "se", "mssar")
+SEVERAL = ("googlenet", "inception_v3")
 DEFAULTS: dict[str, Any] = {"reduction": "auto"}
 
 
@@ -201,6 +202,8 @@ def _describe_torchvision(short: str) -> Foreign:
     known = models.list_models(module=models)  # those that classify
     if short not in known:
         raise _unknown("torchvision", short, known)
+    if short in SEVERAL:
+        raise ValueError(f"{short} of torchvision has several outputs in training; take another")
     best = models.get_model_weights(short).DEFAULT
     how, count = best.transforms(), len(best.meta["categories"])
     side = how.crop_size[0]

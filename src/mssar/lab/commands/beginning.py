@@ -1,11 +1,11 @@
-"""Which weights a run begins with, from what a user says of them."""
+"""What a run begins with, from what a user says of it: weights, and the colours they know."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from mssar.lab.engine import checkpoint
-from mssar.lab.run import Initial
+from mssar.lab.run import PHOTOGRAPHS, Colours, Initial, Normalisation, usual_normalisation
 from mssar.surgery import foreign
 from mssar.surgery.initial import digest_of
 
@@ -53,3 +53,26 @@ def _known(runs: Path, network: str, file: str) -> dict[str, Path]:
             if run.get("network") == network and weights and weights.get("file") == file:
                 found[weights["sha256"]] = folder
     return found
+
+
+def colours(mean: str | None, std: str | None, network: str, dataset: str) -> Normalisation | None:
+    """What ``--mean`` and ``--std`` say, else what is usual; None where that is the data set's."""
+    if mean is None and std is None:
+        return usual_normalisation(network, dataset)
+    if mean is None or std is None:
+        raise ValueError("--mean and --std belong together; give both")
+    if dataset not in PHOTOGRAPHS:
+        raise ValueError(f"--mean and --std are for photographs; {dataset} has its own")
+    made = Normalisation(_three("mean", mean), _three("std", std))
+    if min(made.std) <= 0:
+        raise ValueError(f"--std is above 0; got {std!r}")
+    return None if (made.mean, made.std) == foreign.IMAGENET else made
+
+
+def _three(name: str, text: str) -> Colours:
+    try:
+        red, green, blue = (float(part) for part in text.split(","))
+    except ValueError:
+        example = "0.485,0.456,0.406"
+        raise ValueError(f"--{name} takes three numbers, as in {example}; got {text!r}") from None
+    return red, green, blue

@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.beginning import initial
+from mssar.lab.commands.beginning import colours, initial
 from mssar.lab.commands.console import console
 from mssar.lab.display import results
 from mssar.lab.engine.checkpoint import checkpoints
 from mssar.lab.engine.result import finished
 from mssar.lab.engine.world import leads
 from mssar.lab.recipes import RECIPES, Recipe, varied
-from mssar.lab.run import Initial, Run, usual_normalisation, usual_recipe
+from mssar.lab.run import Initial, Normalisation, Run, usual_recipe
 from mssar.networks.recalibration import OPTIONS, OURS
 from mssar.surgery.foreign import architecture
 
@@ -46,6 +46,16 @@ def train(
             help="Weights to begin with: a file, or pretrained for the library's own.",
             show_default=False,
         ),
+    ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the photographs' colours, 0 to 1; the network's or ImageNet's by default.",
+            show_default=False,
+        ),
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option(help="Their deviation, as 0.229,0.224,0.225.", show_default=False)
     ] = None,
     insert: Annotated[
         bool, typer.Option("--insert", help="The same as --recalibration mssar.")
@@ -161,6 +171,7 @@ def train(
         recipe,
         {k: v for k, v in changes.items() if v is not None},
         {net: initial(weights, net, runs if resume else None) for net in nets},
+        {net: colours(mean, std, net, dataset) for net in nets},
     )
     how = opt.execution(
         device, precision, compiled, graph, deterministic, sync_bn, workers, decode, unreadable
@@ -198,6 +209,7 @@ def _runs(
     recipe: str | None,
     changes: dict[str, Any],
     weights: dict[str, Initial | None],
+    seen: dict[str, Normalisation | None],
 ) -> list[Run]:
     """Every combination; an option goes to those that take it, and somebody must."""
     if recipe is not None and recipe not in RECIPES:
@@ -212,9 +224,8 @@ def _runs(
         begun = weights[net]
         chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset, begun=begun is not None)
         mine = {k: v for k, v in given.items() if k in own}
-        colours = usual_normalisation(net, dataset)
         by = changed(chosen, changes)
-        found.append(Run(net, kind, mine, dataset, by, number, begun, colours))
+        found.append(Run(net, kind, mine, dataset, by, number, begun, seen[net]))
     for option in given.keys() - taken:
         raise ValueError(f"nothing that is trained here takes --{option}")
     return list(dict.fromkeys(found))
