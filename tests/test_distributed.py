@@ -148,11 +148,14 @@ def job(world: World, words: tuple[Any, ...], kinds: dict[str, Any]) -> dict[str
     return taught(world, *words, **kinds)
 
 
-@pytest.mark.parametrize("recalibration", ["none", "mssar"])
-def test_two_processes_train_as_one(crew, tmp_path, recalibration):
+@pytest.mark.parametrize(
+    ("recalibration", "changes"),
+    [("none", {}), ("mssar", {}), ("none", {"ema": 0.8, "schedule": "cosine", "smoothing": 0.1})],
+)
+def test_two_processes_train_as_one(crew, tmp_path, recalibration, changes):
     """In batches of 16, 16 and 5: the last is 3 images here and 2 there."""
-    alone = taught(World(), recalibration, tmp_path / "alone")
-    one, two = crew(job, (recalibration, tmp_path / "both"), {})
+    alone = taught(World(), recalibration, tmp_path / "alone", changes=changes)
+    one, two = crew(job, (recalibration, tmp_path / "both"), {"changes": changes})
     for found, expected in zip(one["losses"], alone["losses"], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert_same(one["state"], two["state"])  # weights, momentum and running statistics

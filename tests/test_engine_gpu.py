@@ -63,6 +63,43 @@ def test_a_graph_computes_what_the_steps_do(kind, tmp_path):
     assert same(graph, eager)
 
 
+def test_a_graph_holds_the_average_and_a_rate_that_changes_by_the_step(tmp_path):
+    gentle = {"schedule": "cosine", "warmup": 0.5, "smoothing": 0.1, "ema": 0.9}
+    runs = [tiny(seed, "mssar", **gentle) for seed in (0, 1)]
+    together = run_all(runs, cuda(), tmp_path / "graph", width=2)
+    for run, found in zip(runs, together, strict=True):
+        (eager,) = run_all([run], cuda(graph=False), tmp_path / "eager")
+        assert same(found, eager)
+        assert not torch.equal(found["average.fc.weight"], found["model.fc.weight"])
+        score = evaluate(trained(tmp_path / "graph" / run.name), arrays(200, 40), cuda())
+        (record,) = records.read(tmp_path / "graph" / run.name / "record.json")
+        assert score.loss == record.epochs[-1].test_loss
+
+
+@pytest.mark.parametrize("begin", [0, 3])  # whichever step the graph is captured at
+def test_a_graph_drops_what_its_steps_would(begin):
+    run, data = tiny(1), arrays(200, 40)
+
+    def losses(how: Execution, first: int) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(3 * 64, 4)
+        )
+        stream = torch.cuda.Stream()
+        with settings(how), torch.cuda.stream(stream):
+            feed = ArraysFeed(
+                data, Resident(data, 1, how.device), run.recipe, 0, how.device, World()
+            )
+            learner = Learner(model, feed, run.recipe, how, World(), 7)
+            learner.begin(0, first, 0.0)
+            for step in range(first, 6):
+                learner.step(step)
+        torch.cuda.synchronize()
+        return learner.losses[3:6].tolist()
+
+    assert losses(cuda(), begin) == losses(cuda(graph=False), 0)
+
+
 @pytest.mark.parametrize("capturing", [False, True])
 def test_a_run_that_is_out_of_memory_costs_the_others_nothing(tmp_path, monkeypatch, capturing):
     body = Learner._body

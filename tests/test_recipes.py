@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import FrozenInstanceError, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from mssar.lab.recipes import (
     CIFAR_DENSENET,
     CIFAR_RESNET,
     DEMO,
+    FINETUNE,
     ILSVRC2012,
     RECIPES,
     Crops,
@@ -48,7 +50,7 @@ def test_the_papers_augmentations():
 
 def test_the_demo_mirrors_nothing_and_every_recipe_is_listed_by_its_name():
     assert DEMO.augmentation.mirror == 0
-    assert list(RECIPES.values()) == [CIFAR_RESNET, CIFAR_DENSENET, ILSVRC2012, DEMO]
+    assert list(RECIPES.values()) == [CIFAR_RESNET, CIFAR_DENSENET, ILSVRC2012, DEMO, FINETUNE]
     assert [recipe.name for recipe in RECIPES.values()] == list(RECIPES)
 
 
@@ -63,11 +65,30 @@ def test_the_demo_mirrors_nothing_and_every_recipe_is_listed_by_its_name():
         ),
         (varied(CIFAR_RESNET, drops=()), {0: 0.1, 159: 0.1}),
         (varied(CIFAR_RESNET, factor=0.5), {79: 0.1, 80: 0.05, 120: 0.025}),
+        (varied(CIFAR_RESNET, warmup=2.0), {0: 0, 0.5: 0.025, 1: 0.05, 2: 0.1, 80.5: 0.01}),
+        (varied(CIFAR_RESNET, schedule="cosine"), {0: 0.1, 40: 0.0853553390593, 80: 0.05, 160: 0}),
+        (FINETUNE, {0: 0, 0.25: 0.0025, 1: 0.01, 10.5: 0.005, 20: 0}),
     ],
 )
 def test_the_learning_rate_drops_after_so_many_epochs(recipe, course):
     for epoch, lr in course.items():
-        assert recipe.lr_at(epoch) == pytest.approx(lr, rel=1e-12)
+        assert recipe.lr_at(epoch) == pytest.approx(lr, rel=1e-12, abs=1e-15)
+
+
+def test_every_step_has_a_learning_rate_of_its_own_between_two_of_the_course():
+    rates = [FINETUNE.lr_of(epoch, step, 4) for epoch in (0, 1, 19) for step in range(4)]
+    assert rates[:4] == pytest.approx([0.00125, 0.00375, 0.00625, 0.00875])
+    assert all(a > b > 0 for a, b in pairwise(rates[4:]))
+    assert CIFAR_RESNET.lr_of(79, 3, 4) == CIFAR_RESNET.lr  # what it always was, to the bit
+    assert CIFAR_RESNET.lr_of(80, 0, 4) == CIFAR_RESNET.lr_at(80)
+
+
+def test_what_the_paper_does_not_have_is_written_down_only_where_it_is_used():
+    new = {"schedule", "warmup", "smoothing", "ema"}
+    assert not new & CIFAR_RESNET.as_dict().keys()
+    assert new & FINETUNE.as_dict().keys() == new - {"ema"}
+    assert Run("resnet20").name == "arrangements-resnet20-none-seed0-ebc6e9"
+    assert varied(CIFAR_RESNET, schedule="cosine").drops == ()
 
 
 def test_a_variant_is_its_difference():
@@ -92,9 +113,13 @@ def test_another_augmentation_and_its_own_fields_can_be_given_together():
 @pytest.mark.parametrize(
     ("recipe", "change", "message"),
     [
-        (CIFAR_RESNET, {"epoch": 3}, "cifar_resnet has no 'epoch'; it has batch, drops, epochs, "),
+        (
+            CIFAR_RESNET,
+            {"epoch": 3},
+            "cifar_resnet has no 'epoch'; it has batch, drops, ema, epochs, ",
+        ),
         (CIFAR_RESNET, {"size": 64}, "cifar_resnet has no 'size'; "),
-        (ILSVRC2012, {"padding": 4}, "ilsvrc2012 has no 'padding'; .* rotation, size, "),
+        (ILSVRC2012, {"padding": 4}, "ilsvrc2012 has no 'padding'; .* rotation, schedule, size, "),
         (CIFAR_RESNET, {"epochs": 0}, "epochs is 1 or more; got 0"),
         (CIFAR_RESNET, {"batch": 1}, "batch is 2 or more, for BN; got 1"),
         (CIFAR_RESNET, {"lr": 0.0}, "lr is above 0; got 0.0"),
@@ -111,6 +136,16 @@ def test_another_augmentation_and_its_own_fields_can_be_given_together():
         (CIFAR_RESNET, {"momentum": 0.0}, "needs momentum above 0, or to be switched off"),
         (CIFAR_RESNET, {"weight_decay": -1e-4}, "weight_decay is 0 or more; got -0.0001"),
         (CIFAR_RESNET, {"weight_decay": float("inf")}, "weight_decay is 0 or more; got inf"),
+        (CIFAR_RESNET, {"schedule": "linear"}, "schedule is steps or cosine; got 'linear'"),
+        (
+            CIFAR_RESNET,
+            {"schedule": "cosine", "drops": (3,)},
+            r"all the time: drops=\(3,\) are for",
+        ),
+        (CIFAR_RESNET, {"warmup": -1.0}, "warmup is in epochs, 0 or more and .* 160; got -1.0"),
+        (FINETUNE, {"epochs": 1}, "warmup is in epochs, .* less than all 1; got 1.0"),
+        (CIFAR_RESNET, {"smoothing": 1.0}, "smoothing is a share, 0 or more, below 1; got 1.0"),
+        (CIFAR_RESNET, {"ema": 1.0}, r"ema is 0 \(off\) or a share below 1, .*; got 1.0"),
         (CIFAR_RESNET, {"padding": -1}, "padding is a number of pixels, 0 or more; got -1"),
         (CIFAR_RESNET, {"mirror": 1.5}, "mirror is a probability; got 1.5"),
         (CIFAR_RESNET, {"mirror": float("nan")}, "mirror is a probability; got nan"),
@@ -164,7 +199,9 @@ def _changed(**changes: object) -> dict[str, object]:
         _changed(drops="80"),
         _changed(drops=["80"]),
         _changed(drops=[80.5]),
-        _changed(warmup=5),
+        _changed(burn_in=5),
+        _changed(warmup="5"),
+        _changed(schedule=3),
         _changed(augmentation={"padding": 4}),
         _changed(augmentation={"kind": "mixup"}),
         _changed(augmentation={"kind": ["crops"]}),
@@ -320,6 +357,9 @@ def test_the_usual_recipe_is_the_papers_for_that_network_and_data():
     assert usual_recipe("resnet18", "ilsvrc2012") is ILSVRC2012
     assert usual_recipe("resnet18", "imagefolder") is ILSVRC2012
     assert usual_recipe("densenet100", "arrangements") is DEMO
+    assert usual_recipe("resnet18", "imagefolder", begun=True) is FINETUNE
+    assert usual_recipe("timm:resnet50", "imagefolder") is FINETUNE
+    assert usual_recipe("timm:resnet50", "cifar10") is CIFAR_RESNET
 
 
 def test_json_says_which_augmentation_it_is():

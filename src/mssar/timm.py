@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from mssar import networks
 from mssar.networks.classifier import Classifier
 from mssar.networks.registry import IMAGENET, NETWORKS, Architecture, architecture, recalibrating
+from mssar.networks.weights import of_checkpoint
 
 Step: TypeAlias = Callable[[Tensor], Tensor]  # a module, or a function
 Patterns: TypeAlias = str | list[tuple[str, tuple[int, ...] | None]]
@@ -242,8 +243,7 @@ def _build(name: str, kind: str, **given: Any) -> Adapted:
 
 def _weights(state: dict[str, Tensor], _model: nn.Module) -> dict[str, Tensor]:
     """Of a checkpoint of the lab the network alone; it has the momentum, too."""
-    ours = {k.removeprefix("model."): t for k, t in state.items() if k.startswith("model.")}
-    return ours or state
+    return of_checkpoint(state) or state
 
 
 def _entrypoint(name: str, kind: str) -> Callable[..., nn.Module]:

@@ -224,7 +224,7 @@ def results(records: Sequence[Record], width: int = WIDE) -> Table:
 
 def _beside(record: Record) -> tuple[str, str, int, str]:
     run = record.run
-    return run["network"], run["dataset"], run["seed"], str(run["recipe"])
+    return run["network"], run["dataset"], run["seed"], f"{run['recipe']} {run.get('weights')}"
 
 
 def _name(run: Run) -> str:

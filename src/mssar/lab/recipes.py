@@ -1,4 +1,5 @@
-"""How networks are trained: the paper's three recipes, exactly, and a short one for the demo.
+"""How networks are trained: the paper's three recipes, exactly, a short one for the demo, and one
+to fine-tune by.
 
 A recipe is a frozen dataclass; a variant is its difference from another, by :func:`varied`.
 """
@@ -56,9 +57,15 @@ Augmentation: TypeAlias = Crops | Photographs
 AUGMENTATIONS: dict[str, type[Augmentation]] = {"crops": Crops, "photographs": Photographs}
 
 
+SCHEDULES = ("steps", "cosine")
+# Fields that are written down only where they have other values: runs from before there were any
+# keep their names.
+UNWRITTEN = {"schedule": "steps", "warmup": 0.0, "smoothing": 0.0, "ema": 0.0}
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """Stochastic gradient descent with momentum, and a learning rate that drops by steps."""
+    """Stochastic gradient descent with momentum, and the course of its learning rate."""
 
     name: str
     epochs: int
@@ -70,6 +77,11 @@ class Recipe:
     nesterov: bool = True
     weight_decay: float = 1e-4
     augmentation: Augmentation = Crops()
+    # What the paper does not have.
+    schedule: str = "steps"
+    warmup: float = 0.0  # epochs in which the learning rate rises to its full height
+    smoothing: float = 0.0  # of the labels: the share that goes to all classes alike
+    ema: float = 0.0  # what a step leaves of the average of the weights; 0: there is none
 
     def __post_init__(self) -> None:
         _require(self.epochs >= 1, "epochs is 1 or more", self.epochs)
@@ -82,15 +94,36 @@ class Recipe:
         _require(0 <= self.weight_decay < math.inf, "weight_decay is 0 or more", self.weight_decay)
         if self.nesterov and not self.momentum:
             raise ValueError("Nesterov's momentum needs momentum above 0, or to be switched off")
+        _require(self.schedule in SCHEDULES, f"schedule is {' or '.join(SCHEDULES)}", self.schedule)
+        if self.schedule == "cosine" and self.drops:
+            raise ValueError(f"a cosine falls all the time: drops={self.drops} are for steps")
+        within = f"warmup is in epochs, 0 or more and less than all {self.epochs}"
+        _require(0 <= self.warmup < self.epochs, within, self.warmup)
+        _require(
+            0 <= self.smoothing < 1, "smoothing is a share, 0 or more, below 1", self.smoothing
+        )
+        _require(0 <= self.ema < 1, "ema is 0 (off) or a share below 1, as in 0.999", self.ema)
 
-    def lr_at(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 0."""
+    def lr_at(self, epoch: float) -> float:
+        """The learning rate when so many epochs have passed, and a part of the next."""
+        if epoch < self.warmup:
+            return self.lr * epoch / self.warmup
+        if self.schedule == "cosine":
+            passed = (epoch - self.warmup) / (self.epochs - self.warmup)
+            return self.lr * (1 + math.cos(math.pi * passed)) / 2
         return self.lr * self.factor ** sum(drop <= epoch for drop in self.drops)
+
+    def lr_of(self, epoch: int, step: int, steps: int) -> float:
+        """That of a step, all counted from 0: in its middle, so that none is without effect."""
+        return self.lr_at(epoch + (step + 0.5) / steps)
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON; :func:`recipe_from_dict` reads it back."""
         kind = next(k for k, v in AUGMENTATIONS.items() if isinstance(self.augmentation, v))
         found = asdict(self)
+        for name, usual in UNWRITTEN.items():
+            if found[name] == usual:
+                del found[name]
         found["augmentation"] = {"kind": kind, **found["augmentation"]}
         listed: dict[str, Any] = _lists(found)
         return listed
@@ -105,12 +138,29 @@ ILSVRC2012 = Recipe(
 DEMO = Recipe(
     "demo", epochs=8, batch=64, lr=0.1, drops=(5, 7), augmentation=Crops(padding=2, mirror=0.0)
 )
+# For weights that know photographs already: gentle steps, and most of a photograph in every cut.
+FINETUNE = Recipe(
+    "finetune",
+    epochs=20,
+    batch=32,
+    lr=0.01,
+    drops=(),
+    augmentation=Photographs(area=(0.35, 1.0), rotation=0.0, jitter=0.2),
+    schedule="cosine",
+    warmup=1.0,
+    smoothing=0.1,
+)
 
-RECIPES = {recipe.name: recipe for recipe in (CIFAR_RESNET, CIFAR_DENSENET, ILSVRC2012, DEMO)}
+RECIPES = {
+    recipe.name: recipe for recipe in (CIFAR_RESNET, CIFAR_DENSENET, ILSVRC2012, DEMO, FINETUNE)
+}
 
 
 def varied(recipe: Recipe, **changes: Any) -> Recipe:
-    """The recipe with some of its fields, or its augmentation's, replaced."""
+    """The recipe with some of its fields, or its augmentation's, replaced.
+
+    Where steps become a cosine their drops go.
+    """
     own = {f.name for f in fields(Recipe)}
     augmentation: Augmentation = changes.get("augmentation", recipe.augmentation)
     inner = {f.name for f in fields(augmentation)}
@@ -120,6 +170,8 @@ def varied(recipe: Recipe, **changes: Any) -> Recipe:
             raise ValueError(f"{recipe.name} has no {name!r}; it has {', '.join(known)}")
     within = {k: v for k, v in changes.items() if k in inner}
     outer = {k: v for k, v in changes.items() if k in own}
+    if outer.get("schedule") == "cosine":
+        outer.setdefault("drops", ())
     if within:
         outer["augmentation"] = replace(augmentation, **within)
     return replace(recipe, **outer)

@@ -6,19 +6,69 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor, nn
 
-from mssar.lab.recipes import CIFAR_DENSENET, CIFAR_RESNET, DEMO, ILSVRC2012, Recipe
+from mssar.cost import cost
+from mssar.lab.data.dataset import Arrays
+from mssar.lab.data.imagefolder import Folder
+from mssar.lab.recipes import (
+    CIFAR_DENSENET,
+    CIFAR_RESNET,
+    DEMO,
+    FINETUNE,
+    ILSVRC2012,
+    Photographs,
+    Recipe,
+)
 from mssar.lab.recipes import recipe_from_dict as _recipe
-from mssar.networks.classifier import Classifier
 from mssar.networks.recalibration import DEFAULTS, OPTIONS, OURS
-from mssar.networks.registry import architecture, create_model
+from mssar.networks.registry import architecture
+from mssar.surgery import foreign, initial
 
+Data: TypeAlias = Arrays | Folder
+Colours: TypeAlias = tuple[float, float, float]
+PHOTOGRAPHS = ("imagefolder", "ilsvrc2012")
 _DEFAULTS = {"scales": (1, 2, 4), "strategy": "regional", "reduction": 1, "stage": "multi"}
+
+
+@dataclass(frozen=True)
+class Initial:
+    """Weights that a run begins with: what they are; where they lie is no part of that."""
+
+    file: str  # its name, or that of a network whose library has them
+    sha256: str
+    path: Path | None = field(default=None, compare=False)  # None for a library's, or not known
+
+    @classmethod
+    def of(cls, path: Path) -> Initial:
+        """Those of a file."""
+        if not path.is_file():
+            raise ValueError(f"there is no file {path} with weights to begin with")
+        return cls(path.name, initial.digest(path), path)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """They themselves, if they are still what they were."""
+        if self.path is None and not foreign.is_foreign(self.file):
+            raise ValueError(f"this run begins with {self.file}: name that file with --weights")
+        found = foreign.pretrained(self.file) if self.path is None else initial.read(self.path)
+        now = initial.digest_of(found) if self.path is None else initial.digest(self.path)
+        if now != self.sha256:
+            raise ValueError(f"{self.path or self.file} is not what it was: its SHA-256 is {now}")
+        return found
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """What pixels from 0 to 1 are normalised by, where that is not the data set's own."""
+
+    mean: Colours
+    std: Colours
 
 
 @dataclass(frozen=True)
@@ -31,6 +81,8 @@ class Run:
     dataset: str = "arrangements"
     recipe: Recipe = CIFAR_RESNET
     seed: int = 0
+    weights: Initial | None = None
+    normalisation: Normalisation | None = None
 
     def __post_init__(self) -> None:
         whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
@@ -47,13 +99,47 @@ class Run:
     def check(self) -> None:
         """Build it without memory, so that a mistake is found before anything is trained."""
         with torch.device("meta"):
-            create_model(self.network, self.recalibration, **dict(self.options))
+            made = foreign.build(self.network, self.recalibration, **dict(self.options))
+        if not foreign.is_foreign(self.network):
+            return
+        size, augmentation = foreign.architecture(self.network).size, self.recipe.augmentation
+        if isinstance(augmentation, Photographs):
+            size = (3, augmentation.size, augmentation.size)
+        try:
+            cost(made, size)  # as its record will
+        except Exception as error:  # of a network that we know nothing of
+            reason = " ".join(str(error).split())
+            shape = "×".join(map(str, size))
+            raise ValueError(f"{self.network} cannot take {shape}: {reason:.200}") from None
 
-    def build(self, num_classes: int) -> Classifier:
+    def build(self, num_classes: int) -> nn.Module:
         """The network, initialised by the seed alone and leaving the global generator be."""
+        return self._built(num_classes)
+
+    def begun(self, num_classes: int) -> nn.Module:
+        """The network that the run begins with: its initial weights are in it, if it has any."""
+        if self.weights is None:
+            return self.build(num_classes)
+        tensors = self.weights.tensors()
+        source = str(self.weights.path or self.weights.file)
+        return self._built(num_classes, tensors=tensors, source=source)
+
+    def _built(self, num_classes: int, **begin: Any) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)  # not those of GPUs
-            return create_model(self.network, self.recalibration, num_classes, **self.options)
+            kind, options = self.recalibration, dict(self.options)
+            return foreign.build(self.network, kind, num_classes, **begin, **options)
+
+    def normalised(self, data: Data) -> Data:
+        """A data set whose pixels are normalised as the run has it."""
+        mean, std = self.colours(data.mean, data.std)
+        return data if self.normalisation is None else replace(data, mean=mean, std=std)
+
+    def colours(self, mean: Colours, std: Colours) -> tuple[Colours, Colours]:
+        """What pixels from 0 to 255 are normalised by; the data set's own are given."""
+        if self.normalisation is None:
+            return mean, std
+        return _bytes(self.normalisation.mean), _bytes(self.normalisation.std)
 
     @property
     def label(self) -> str:
@@ -71,13 +157,14 @@ class Run:
         """For a folder: what it is, and a hash of all of it so that no two runs share one."""
         digest = hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
         options = "".join(f"-{p.replace('=', '').replace(',', '.')}" for p in self.particulars)
-        what = f"{self.dataset}-{self.network}-{self.recalibration}{options}"
+        network = self.network.replace(":", "-").lower()
+        what = f"{self.dataset}-{network}-{self.recalibration}{options}"
         return f"{what}-seed{self.seed}-{digest[:6]}"
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON has it; :func:`run_from_dict` reads it back."""
         options = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
-        return {
+        found: dict[str, Any] = {
             "network": self.network,
             "recalibration": self.recalibration,
             "options": options,
@@ -85,6 +172,13 @@ class Run:
             "recipe": self.recipe.as_dict(),
             "seed": self.seed,
         }
+        # Only where there are any: runs from before they could be given keep their names.
+        if self.weights is not None:
+            found["weights"] = {"file": self.weights.file, "sha256": self.weights.sha256}
+        if self.normalisation is not None:
+            mean, std = self.normalisation.mean, self.normalisation.std
+            found["normalisation"] = {"mean": list(mean), "std": list(std)}
+        return found
 
 
 def run_from_dict(found: Mapping[str, Any]) -> Run:
@@ -98,28 +192,75 @@ def run_from_dict(found: Mapping[str, Any]) -> Run:
             found["dataset"],
             _recipe(found["recipe"]),
             found["seed"],
+            _initial(found.get("weights")),
+            _normalisation(found.get("normalisation")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"this describes no run: {error!r}") from error
 
 
-def usual_recipe(network: str, dataset: str) -> Recipe:
-    """The paper's recipe for a network on a data set; the demo's on the embedded one."""
+def _initial(found: Mapping[str, Any] | None) -> Initial | None:
+    if found is None:
+        return None
+    for name in ("file", "sha256"):
+        if not isinstance(found[name], str):
+            raise TypeError(f"weights.{name} is no text")
+    return Initial(found["file"], found["sha256"])
+
+
+def _normalisation(found: Mapping[str, Any] | None) -> Normalisation | None:
+    if found is None:
+        return None
+    for name in ("mean", "std"):
+        if len(found[name]) != 3 or not all(isinstance(value, float) for value in found[name]):
+            raise TypeError(f"normalisation.{name} is no three numbers")
+    return Normalisation(tuple(found["mean"]), tuple(found["std"]))
+
+
+def _bytes(colours: Colours) -> Colours:
+    red, green, blue = (255 * value for value in colours)
+    return red, green, blue
+
+
+def usual_normalisation(network: str, dataset: str) -> Normalisation | None:
+    """That of the network, for photographs, if it is not ImageNet's; None otherwise."""
+    if not foreign.is_foreign(network) or dataset not in PHOTOGRAPHS:
+        return None
+    chosen = foreign.architecture(network)
+    assert isinstance(chosen, foreign.Foreign)
+    same = (chosen.mean, chosen.std) == foreign.IMAGENET
+    return None if same else Normalisation(chosen.mean, chosen.std)
+
+
+def usual_recipe(network: str, dataset: str, *, begun: bool = False) -> Recipe:
+    """The paper's recipe for a network on a data set; the demo's on the embedded one.
+
+    Photographs are for fine-tuning where a network is another library's, or was ``begun``.
+    """
     if dataset == "arrangements":
         return DEMO
-    if dataset in ("imagefolder", "ilsvrc2012"):
-        return ILSVRC2012
+    if dataset in PHOTOGRAPHS:
+        return FINETUNE if begun or foreign.is_foreign(network) else ILSVRC2012
     return CIFAR_DENSENET if network.startswith("densenet") else CIFAR_RESNET
 
 
 def settled_options(network: str, recalibration: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option, so that two ways of saying the same thing are the same."""
-    chosen = architecture(network)
+    """Every option, so that two ways of saying the same thing are the same.
+
+    Of another library's network without asking that library: a record can be read without it.
+    """
+    if foreign.is_foreign(network):
+        foreign.require_library(network)
+        foreign.require_insertable(network, recalibration)
+        own, staged = foreign.DEFAULTS, False
+    else:
+        chosen = architecture(network)
+        own, staged = chosen.defaults, chosen.staged
     if recalibration not in OPTIONS:
         known = ", ".join(OPTIONS)
         raise ValueError(f"recalibration is one of {known}; got {recalibration!r}")
     taken = OPTIONS[recalibration]
-    if chosen.staged and recalibration in OURS:
+    if staged and recalibration in OURS:
         taken += ("stage",)
     for option in options.keys() - set(taken):
         raise ValueError(
@@ -127,7 +268,7 @@ def settled_options(network: str, recalibration: str, options: Mapping[str, Any]
             f"its options: {', '.join(taken) or 'there are none'}"
         )
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    usual = {k: v for k, v in chosen.defaults.items() if k in taken}
+    usual = {k: v for k, v in own.items() if k in taken}
     defaults = _DEFAULTS | DEFAULTS.get(recalibration, {})
     return {name: defaults[name] for name in taken} | usual | given
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 NOTE = "mssar.weights"  # key of the note in the file's metadata
 CHECKPOINT = "mssar"  # that of a run's progress, in a checkpoint of the lab
-PREFIX = "model."  # of the network's tensors there
+PREFIXES = ("average.", "model.")  # of the network's tensors there; the average, if there is one
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar")
 
 
@@ -31,6 +31,8 @@ class Weights:
     @property
     def classes(self) -> int | None:
         """How many the network tells apart."""
+        if self.note is not None and isinstance(self.note.get("classes"), list):
+            return len(self.note["classes"])
         head = self.tensors.get("fc.weight")
         return len(head) if head is not None and head.ndim == 2 else None
 
@@ -82,8 +84,17 @@ def read(path: str | Path) -> Weights:
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} is no safetensors file ({error})") from None
     if CHECKPOINT in notes:
-        tensors = {k.removeprefix(PREFIX): t for k, t in tensors.items() if k.startswith(PREFIX)}
+        tensors = of_checkpoint(tensors)
     return Weights(path, tensors, _note(notes, path))
+
+
+def of_checkpoint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The network among a checkpoint's tensors: what is tested of it, so its average if it has."""
+    for prefix in PREFIXES:
+        found = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        if found:
+            break
+    return found
 
 
 def _note(notes: Mapping[str, str], path: Path) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from mssar.lab.engine.timing import measure
 from mssar.lab.recipes import varied
 from mssar.lab.run import Run, usual_recipe
 from mssar.lab.timings import WHAT, Timing, ratio
-from mssar.networks.registry import architecture
+from mssar.surgery.foreign import architecture
 
 PHOTOGRAPHS = {"cuda": 128, "cpu": 32}  # a batch: on a GPU one of eight's share of the recipe's
 

@@ -113,7 +113,7 @@ def _data(chosen: engine.Trained, data_dir: Path | None, images: Sequence[str]) 
     """
     run, note = chosen.run, chosen.note
     try:
-        return data.load(run.dataset, data_dir)
+        return run.normalised(data.load(run.dataset, data_dir))
     except ValueError:
         photographs = isinstance(run.recipe.augmentation, Photographs)
         if not (photographs or note) or data_dir is not None or any(map(_numbered, images)):
@@ -124,8 +124,8 @@ def _data(chosen: engine.Trained, data_dir: Path | None, images: Sequence[str]) 
     if note:
         mean, std = (tuple(255 * value for value in note[name]) for name in ("mean", "std"))
         return Arrays(run.dataset, tuple(note["classes"]), none, none, mean, std)
-    classes = tuple(map(str, range(chosen.model.num_classes)))
-    return Arrays(run.dataset, classes, none, none, MEAN, STD)
+    classes = tuple(map(str, range(chosen.classes)))
+    return Arrays(run.dataset, classes, none, none, *run.colours(MEAN, STD))
 
 
 def _numbered(name: str) -> re.Match[str] | None:

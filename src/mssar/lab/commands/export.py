@@ -79,12 +79,12 @@ def _data(chosen: engine.Trained, data_dir: Path | None) -> Data | None:
     except ValueError as error:
         _say(f"names of classes are left out: {error}")
         return None
-    if len(found.classes) != chosen.model.num_classes:
+    if len(found.classes) != chosen.classes:
         _say(
             f"names of classes are left out: {found.name} has {len(found.classes)}, not as trained"
         )
         return None
-    return found
+    return chosen.run.normalised(found)
 
 
 def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
@@ -98,9 +98,10 @@ def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
         "dataset": run.dataset,
     }
     if found is not None:
-        said |= {"classes": list(found.classes), **_colours(found.mean, found.std)}
-    elif isinstance(run.recipe.augmentation, Photographs):  # all are normalised alike
-        said |= _colours(MEAN, STD)
+        mean, std = run.colours(found.mean, found.std)
+        said |= {"classes": list(found.classes), **_colours(mean, std)}
+    elif isinstance(run.recipe.augmentation, Photographs):  # what they are normalised by is known
+        said |= _colours(*run.colours(MEAN, STD))
     return said
 
 

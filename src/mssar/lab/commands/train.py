@@ -10,15 +10,16 @@ import typer
 from rich.console import Console
 
 from mssar.lab.commands import options as opt
+from mssar.lab.commands.beginning import colours, initial
 from mssar.lab.commands.console import console
 from mssar.lab.display import results
 from mssar.lab.engine.checkpoint import checkpoints
 from mssar.lab.engine.result import finished
 from mssar.lab.engine.world import leads
 from mssar.lab.recipes import RECIPES, Recipe, varied
-from mssar.lab.run import Run, usual_recipe
+from mssar.lab.run import Initial, Normalisation, Run, usual_recipe
 from mssar.networks.recalibration import OPTIONS, OURS
-from mssar.networks.registry import architecture
+from mssar.surgery.foreign import architecture
 
 RECIPE = "The recipe, field by field"
 Whole: TypeAlias = int | None
@@ -30,7 +31,35 @@ def _field(help_text: str, **more: Any) -> Any:
 
 
 def train(
-    nets: Annotated[list[str], typer.Argument(help="One network or several.", metavar="NET…")],
+    nets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="One network or several; timm:NAME, torchvision:NAME too.", metavar="NET…"
+        ),
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="The same as NET.", show_default=False)
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights to begin with: a file, or pretrained for the library's own.",
+            show_default=False,
+        ),
+    ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the photographs' colours, 0 to 1; the network's or ImageNet's by default.",
+            show_default=False,
+        ),
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option(help="Their deviation, as 0.229,0.224,0.225.", show_default=False)
+    ] = None,
+    insert: Annotated[
+        bool, typer.Option("--insert", help="The same as --recalibration mssar.")
+    ] = False,
     recalibration: Annotated[
         str,
         typer.Option(
@@ -46,7 +75,11 @@ def train(
     reduction: Annotated[Whole, typer.Option(help="For se, mssar, cbam, coord.")] = None,
     stage: Annotated[str | None, typer.Option(help="For DenseNets: multi or single.")] = None,
     recipe: Annotated[
-        str | None, typer.Option(help=f"{', '.join(RECIPES)}; the paper's for the network.")
+        str | None,
+        typer.Option(
+            help=f"{', '.join(RECIPES)}; the paper's for the network, or finetune.",
+            show_default=False,
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what was begun.")] = False,
@@ -61,6 +94,10 @@ def train(
     momentum: Annotated[Number, _field("Of gradient descent.")] = None,
     nesterov: Annotated[bool | None, _field("Nesterov's momentum, or plain.")] = None,
     weight_decay: Annotated[Number, _field("On all parameters.")] = None,
+    schedule: Annotated[str | None, _field("Of the learning rate: steps or cosine.")] = None,
+    warmup: Annotated[Number, _field("Epochs in which it rises.")] = None,
+    smoothing: Annotated[Number, _field("Of labels: the share of all classes alike.")] = None,
+    ema: Annotated[Number, _field("Test the weights' average; what a step leaves of it.")] = None,
     padding: Annotated[Whole, _field("Small images: zeros around, before the crop.")] = None,
     mirror: Annotated[Number, _field("Probability of a mirror image.")] = None,
     size: Annotated[Whole, _field("Photographs: side of what is cut out.")] = None,
@@ -89,8 +126,14 @@ def train(
     \b
     mssar train resnet20 --dataset cifar10 --recalibration none,mssar --seed 0,1,2
     mssar train resnet56 --dataset cifar100 --recalibration mssar --time-budget 9m --resume
+    mssar train --from timm:resnet50 --weights FILE --insert --dataset imagefolder --data-dir DIR
     torchrun --nproc-per-node 8 -m mssar train resnet18 --dataset imagefolder --data-dir DIR
     """
+    nets = [*(nets or []), *([from_] if from_ else [])]
+    if not nets:
+        raise ValueError("name a network, as in resnet20 or timm:resnet50")
+    if insert and recalibration != "none":
+        raise ValueError(f"--insert is --recalibration mssar; not {recalibration} as well")
     changes = {
         "epochs": epochs,
         "batch": batch,
@@ -100,6 +143,10 @@ def train(
         "momentum": momentum,
         "nesterov": nesterov,
         "weight_decay": weight_decay,
+        "schedule": schedule,
+        "warmup": warmup,
+        "smoothing": smoothing,
+        "ema": ema,
         "padding": padding,
         "mirror": mirror,
         "size": size,
@@ -117,12 +164,14 @@ def train(
     }
     asked = _runs(
         nets,
-        recalibration.split(","),
+        ["mssar"] if insert else recalibration.split(","),
         {k: v for k, v in given.items() if v is not None},
         dataset,
         opt.integers("seed", seed, "0,1,2"),
         recipe,
         {k: v for k, v in changes.items() if v is not None},
+        {net: initial(weights, net, runs if resume else None) for net in nets},
+        {net: colours(mean, std, net, dataset) for net in nets},
     )
     how = opt.execution(
         device, precision, compiled, graph, deterministic, sync_bn, workers, decode, unreadable
@@ -159,6 +208,8 @@ def _runs(
     seeds: tuple[int, ...],
     recipe: str | None,
     changes: dict[str, Any],
+    weights: dict[str, Initial | None],
+    seen: dict[str, Normalisation | None],
 ) -> list[Run]:
     """Every combination; an option goes to those that take it, and somebody must."""
     if recipe is not None and recipe not in RECIPES:
@@ -170,9 +221,11 @@ def _runs(
     for number, net, kind in product(seeds, nets, recalibrations):
         own = _taken(net, kind)
         taken |= own
-        chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset)
+        begun = weights[net]
+        chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset, begun=begun is not None)
         mine = {k: v for k, v in given.items() if k in own}
-        found.append(Run(net, kind, mine, dataset, changed(chosen, changes), number))
+        by = changed(chosen, changes)
+        found.append(Run(net, kind, mine, dataset, by, number, begun, seen[net]))
     for option in given.keys() - taken:
         raise ValueError(f"nothing that is trained here takes --{option}")
     return list(dict.fromkeys(found))
@@ -180,10 +233,14 @@ def _runs(
 
 def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     """A recipe with some fields of its own."""
+    given = changes.get("drops", ())
     if "epochs" in changes and "drops" not in changes:
         # A shorter training drops at the same shares of its length.
         drops = [round(drop * changes["epochs"] / recipe.epochs) for drop in recipe.drops]
         changes = {**changes, "drops": tuple(d for d in dict.fromkeys(drops) if d > 0)}
+        changes.setdefault("warmup", recipe.warmup * changes["epochs"] / recipe.epochs)
+    if changes.get("schedule") == "cosine":
+        changes = {**changes, "drops": given}
     return varied(recipe, **changes)
 
 

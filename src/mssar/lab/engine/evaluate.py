@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from mssar.lab.data import Data
 from mssar.lab.data.dataset import Arrays
@@ -20,7 +21,8 @@ from mssar.lab.engine.step import Examiner, Score
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run, run_from_dict
 from mssar.networks import weights
-from mssar.networks.classifier import Classifier
+from mssar.surgery.foreign import build, is_foreign
+from mssar.surgery.heads import classes, head
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,13 @@ class Trained:
 
     run: Run
     progress: Progress
-    model: Classifier
+    model: nn.Module
     note: dict[str, Any] | None = None
+
+    @property
+    def classes(self) -> int:
+        """How many it tells apart."""
+        return classes(self.model)
 
 
 def trained(
@@ -46,16 +53,23 @@ def trained(
         raise ValueError(f"{directory} holds no checkpoint; name a run's folder, as in runs/…")
     progress, tensors = found
     run = run_from_dict(progress.run)
-    state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
-    if "fc.weight" not in state or state["fc.weight"].ndim != 2:
+    state = weights.of_checkpoint(tensors)
+    last = state.get(f"{_head(run)}.weight")
+    if last is None or last.ndim < 2:
         raise ValueError(f"{directory} holds no network of mssar")
-    model = run.build(len(state["fc.weight"]))
+    model = run.build(len(last))
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{directory} does not fit {run.label}: {reason:.200}") from None
     return Trained(run, progress, model)
+
+
+def _head(run: Run) -> str:
+    if not is_foreign(run.network):
+        return "fc"
+    return head(build(run.network))  # whatever is inserted, and however many classes there are
 
 
 def _published(path: Path) -> Trained | None:
@@ -88,11 +102,12 @@ def evaluate(
     say: Callable[[str], None] = lambda message: None,  # noqa: ARG005
 ) -> Score:
     """Its score on a data set's test images."""
-    if len(data.classes) != chosen.model.num_classes:
+    if len(data.classes) != chosen.classes:
         raise ValueError(
-            f"{chosen.run.label} was trained for {chosen.model.num_classes} classes; "
+            f"{chosen.run.label} was trained for {chosen.classes} classes; "
             f"{data.name} has {len(data.classes)}"
         )
+    data = chosen.run.normalised(data)
     recipe, world, device = chosen.run.recipe, World(), execution.device
     lane = own_lane(execution)  # a graph is captured on any stream but the default one
     with settings(execution), torch.cuda.stream(lane) if lane else nullcontext():

@@ -17,7 +17,7 @@ from mssar.lab.engine.execution import Execution
 from mssar.lab.recipes import Photographs
 from mssar.lab.records import Epoch, Record
 from mssar.lab.run import Run
-from mssar.networks.registry import architecture
+from mssar.surgery.foreign import architecture
 
 NAME = "record.json"  # in the run's folder
 

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mssar.lab.engine.average import Average
 from mssar.lab.engine.execution import Execution
-from mssar.lab.engine.feed import Feed
+from mssar.lab.engine.feed import Feed, generator
 from mssar.lab.engine.world import World, synchronise_norms
 from mssar.lab.recipes import Recipe
 
@@ -26,21 +27,27 @@ WARM_UP = 3  # steps before a capture: libraries set themselves up in the first 
 
 
 class Learner:
-    """A network, its momentum, and the step that changes them.
+    """A network, its momentum, perhaps its average, and the step that changes them.
 
     Learning rate, step counter and the losses of an epoch live on the device: a step never waits
-    for the host, nor the host for a step.
+    for the host, nor the host for a step. ``seed`` is for networks that drop at random.
     """
 
     def __init__(
-        self, model: nn.Module, feed: Feed, recipe: Recipe, execution: Execution, world: World
+        self,
+        model: nn.Module,
+        feed: Feed,
+        recipe: Recipe,
+        execution: Execution,
+        world: World,
+        seed: int | None = None,
     ) -> None:
         device, steps = execution.device, len(feed.sizes)
         self.feed, self.execution, self.world = feed, execution, world
         if world.size > 1 and execution.sync_bn:
             model = synchronise_norms(model, device)
         self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.lr = torch.zeros((), device=device)
+        self.lr, self._rate = torch.zeros((), device=device), 0.0
         self.counter = torch.zeros((), dtype=torch.int64, device=device)
         self.losses = torch.zeros(steps, device=device)  # means over the global batch
         self.wrong = torch.zeros(steps, dtype=torch.int64, device=device)
@@ -55,6 +62,11 @@ class Learner:
         if recipe.momentum:  # from zero the first step is what it would be without a buffer
             for p in self.model.parameters():
                 self.optimiser.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        self.smoothing, self.average = recipe.smoothing, None
+        if recipe.ema:
+            self.average = Average(self.model, recipe.ema)
+        self.seed = seed if drops(self.model) else None
+        self.epoch = 0
         self.forward = self._wrapped()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -81,32 +93,63 @@ class Learner:
         """A graph of one process's step; gradients are averaged over processes without one."""
         return self.execution.graphed and self.world.size == 1
 
+    @property
+    def tested(self) -> nn.Module:
+        """What is tested: the average, where there is one."""
+        return self.average.model if self.average else self.model
+
     def begin(self, epoch: int, step: int, lr: float) -> None:
+        self.epoch = epoch
         self.feed.begin(epoch, step)
         self.counter.fill_(step)
-        self.lr.fill_(lr)
+        self.set_lr(lr)
         self.model.train()
+
+    def set_lr(self, lr: float) -> None:
+        """For the steps from here on."""
+        if lr != self._rate:
+            self.lr.fill_(lr)
+            self._rate = lr
 
     def step(self, step: int) -> None:
         """Issue a step of the current epoch."""
         self.feed.load(step)
-        size = self.feed.sizes[step]
-        if not self.graphed:
-            self._body(size, self.feed.totals[step])
+        size, total = self.feed.sizes[step], self.feed.totals[step]
+        if self.graphed and size not in self._graphs:
+            self._graphs[size] = self._capture(size, total)
+        with self._drawing(step):
+            if self.graphed:
+                self._graphs[size].replay()
+            else:
+                self._body(size, total)
+
+    @contextmanager
+    def _drawing(self, step: int) -> Iterator[None]:
+        """What a network drops follows from the step alone: not from what came before, of which a
+        resumed run knows nothing, nor from other runs."""
+        if self.seed is None:
+            yield
             return
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size, self.feed.totals[step])
-        self._graphs[size].replay()
+        seed = generator(self.seed, self.epoch, step, self.world.rank).initial_seed()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            if self.execution.device.type == "cuda":
+                torch.cuda.manual_seed(seed)  # a graph draws from here, too
+            yield
 
     def _body(self, size: int, total: int) -> None:
         self.optimiser.zero_grad(set_to_none=True)
         x, y = self.feed.take(self.counter, size)
         with self.execution.autocast():
             logits = self.forward(x)
-        loss = F.cross_entropy(logits.float(), y, reduction="sum") / total
+        smoothing = self.smoothing
+        loss = F.cross_entropy(logits.float(), y, reduction="sum", label_smoothing=smoothing)
+        loss = loss / total
         # Gradients are averaged over processes, losses are shares of one mean.
         (loss * self.world.size if self.world.size > 1 else loss).backward()
         self.optimiser.step()
+        if self.average:
+            self.average.update()
         with torch.no_grad():
             at = self.counter.view(1)
             self.losses.index_copy_(0, at, loss.detach().view(1))
@@ -139,15 +182,18 @@ class Learner:
                 tensor.copy_(before)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything learnt, by name: the network and its momentum."""
+        """Everything learnt, by name: the network, its momentum and its average."""
         found = {f"model.{name}": t for name, t in self.model.state_dict().items()}
         for name, p in self.model.named_parameters():
             if (buffer := self.optimiser.state[p].get("momentum_buffer")) is not None:
                 found[f"momentum.{name}"] = buffer
+        if self.average:
+            found |= {f"average.{n}": t for n, t in self.average.model.state_dict().items()}
         return found
 
     def buffers(self) -> list[Tensor]:
-        return list(self.model.buffers())
+        averaged = self.average.model.buffers() if self.average else ()
+        return [*self.model.buffers(), *averaged]
 
 
 @dataclass(frozen=True)
@@ -251,3 +297,10 @@ def tally(
         [torch.ones_like(losses), 1.0 - right[:, 0].float(), 1.0 - right.any(1).float(), losses]
     )
     return rows.double() @ (y[:, None] == classes).double()
+
+
+def drops(model: nn.Module) -> bool:
+    """Whether a network drops something at random in training: values, maps or whole paths."""
+    names = ("p", "drop_prob", "drop_rate")  # torch's and torchvision's; timm's
+    found = [getattr(module, name, 0) for module in model.modules() for name in names]
+    return any(isinstance(share, (int, float)) and share > 0 for share in found)

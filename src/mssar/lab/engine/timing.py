@@ -27,7 +27,7 @@ from mssar.lab.engine.world import World
 from mssar.lab.recipes import Crops, varied
 from mssar.lab.run import Run
 from mssar.lab.timings import Timing
-from mssar.networks.registry import architecture
+from mssar.surgery.foreign import architecture
 
 WARM_UP = 2  # steps before any is timed: libraries search and set themselves up in the first
 TURN = 4  # steps that are timed one after the other on a GPU

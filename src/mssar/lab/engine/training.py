@@ -53,7 +53,8 @@ class Training:
         lane: torch.cuda.Stream | None = None,
         anew: bool = False,
     ) -> None:
-        self.run, self.data, self.execution, self.directory = run, data, execution, directory
+        self.run, self.execution, self.directory = run, execution, directory
+        self.data = run.normalised(data)
         self.observer, self.world = observer, world or World()
         self.anew = anew  # what is in the folder is thrown away, once all else is ready
         self.company = Company()
@@ -75,10 +76,12 @@ class Training:
         self.feed = self._feed()
         self._open.callback(self.feed.close)
         classes = len(self.data.classes)
-        model = self.run.build(classes)
-        recipe, execution = self.run.recipe, self.execution
-        self.learner = Learner(model, self.feed, recipe, execution, self.world)
-        self.examiner = Examiner(self.learner.model, self.feed, classes, execution, self.world)
+        recipe, execution, seed = self.run.recipe, self.execution, self.run.seed
+        # Of several processes the leader begins, and tells the others.
+        begins = self.world.leads and (self.anew or not checkpoint.checkpoints(self.directory))
+        model = self.run.begun(classes) if begins else self.run.build(classes)
+        self.learner = Learner(model, self.feed, recipe, execution, self.world, seed)
+        self.examiner = Examiner(self.learner.tested, self.feed, classes, execution, self.world)
         if self.anew and self.world.leads:
             checkpoint.discard(self.directory, result.NAME, failure.NAME, "events.out.tfevents.*")
         self.progress = self._resumed() or checkpoint.Progress(
@@ -207,9 +210,10 @@ class Training:
         self._clock = self._begun = self._looked = time.monotonic()
         self._images = 0
         while progress.epoch < recipe.epochs:
-            lr = recipe.lr_at(progress.epoch)
+            lr = recipe.lr_of(progress.epoch, steps - 1, steps)  # the last is what is recorded
             learner.begin(progress.epoch, progress.step, lr)
             for step in range(progress.step, steps):
+                learner.set_lr(recipe.lr_of(progress.epoch, step, steps))
                 learner.step(step)
                 progress.step = step + 1
                 self._images += self.feed.totals[step]

@@ -59,7 +59,7 @@ def file(
     state: dict[str, Tensor], chosen: Trained, record: Record, data: Data, score: Score
 ) -> bytes:
     """State and note as a safetensors file; see :mod:`mssar.networks.weights`."""
-    run = chosen.run.as_dict()
+    run, data = chosen.run.as_dict(), chosen.run.normalised(data)
     note: dict[str, Any] = {
         "schema": SCHEMA,
         **{name: run[name] for name in ("network", "recalibration", "options", "dataset")},

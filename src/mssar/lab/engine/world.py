@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -136,8 +137,14 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
 
 def synchronise_norms(model: nn.Module, device: torch.device) -> nn.Module:
     """Every BN of a network over the global batch; the same parameters under the same names."""
+    # timm has norms with an activation in them, which torch would leave out without a word.
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    active = any(type(m).__module__.startswith("timm.") for m in norms)
     if device.type == "cuda":
-        return cast("nn.Module", nn.SyncBatchNorm.convert_sync_batchnorm(model))
+        library: Any = import_module("timm.layers") if active else nn.SyncBatchNorm
+        return cast("nn.Module", library.convert_sync_batchnorm(model))
+    if active:
+        raise ValueError("on CPUs norms of timm's cannot run over the global batch: --local-bn")
     for module in model.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = SynchronisedBatchNorm2d  # the same state, another forward

@@ -22,7 +22,7 @@ def comparisons(
     """Of networks that were trained with more than the paper has; with ``every`` of all."""
     alike: dict[str, list[Group]] = {}
     for group in grouped(records):
-        run = {name: group.run[name] for name in ("network", "dataset", "recipe")}
+        run = {name: group.run.get(name) for name in ("network", "dataset", "recipe", "weights")}
         key = json.dumps([run, group.records[0].data["checksum"]], sort_keys=True)
         alike.setdefault(key, []).append(group)
     return [

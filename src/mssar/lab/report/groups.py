@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mssar.lab.engine.checkpoint import Progress
+from mssar.lab.recipes import UNWRITTEN
 from mssar.lab.records import Record
 from mssar.lab.report.content import Claim, Verdict
 from mssar.lab.run import Run, text_of, usual_recipe
@@ -25,7 +26,7 @@ class Name:
     recalibration: str
     options: str  # those that are not the default
     dataset: str
-    recipe: str  # where it is not the usual one
+    recipe: str  # where it is not the usual one; and the weights it began with
 
     @property
     def particulars(self) -> str:
@@ -82,17 +83,16 @@ def commit_of(code: Mapping[str, Any], digits: int = 40) -> str:
 
 
 def _recipe(run: Mapping[str, Any]) -> str:
-    recipe = run["recipe"]
-    try:
-        usual = usual_recipe(run["network"], run["dataset"]).as_dict()
-    except ValueError:
-        return ""
+    recipe, weights = run["recipe"], run.get("weights")
+    begun = [f"weights={weights.get('file')}"] if isinstance(weights, Mapping) else []
+    usual = usual_recipe(run["network"], run["dataset"], begun=bool(begun)).as_dict()
     if recipe == usual:
-        return ""
-    changed = {name: value for name, value in recipe.items() if usual.get(name) != value}
+        return " ".join(begun)
+    said = {name: value for name, value in UNWRITTEN.items() if name in usual} | recipe
+    changed = {name: value for name, value in said.items() if usual.get(name) != value}
     if "name" in changed:
-        return f"recipe={recipe['name']}"
-    return " ".join(f"{name}={_text(value)}" for name, value in changed.items())
+        return " ".join([f"recipe={recipe['name']}", *begun])
+    return " ".join([*(f"{name}={_text(value)}" for name, value in changed.items()), *begun])
 
 
 def _text(value: object) -> str:

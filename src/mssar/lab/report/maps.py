@@ -53,7 +53,7 @@ def explained(run: Path | Trained, data: Data, count: int = 5, *, over: int = 25
     require_recalibrated(chosen, data)
     if count < 1 or over < 1:
         raise ValueError(f"numbers of images are 1 or more; got {count} and {over}")
-    normalise = Normalise(data, torch.device("cpu"))
+    normalise = Normalise(chosen.run.normalised(data), torch.device("cpu"))
     read = list(islice(_readable(data, chosen.run.recipe, _worth_a_look(data, count)), count))
     if not read:
         raise ValueError(f"no test image of {data.name} can be read")
@@ -104,10 +104,9 @@ def require_recalibrated(chosen: Trained, data: Data) -> None:
     label = chosen.run.label
     if chosen.run.recalibration == "none":
         raise ValueError(f"{label} recalibrates nothing; take a run with se or mssar")
-    if len(data.classes) != chosen.model.num_classes:
+    if len(data.classes) != chosen.classes:
         raise ValueError(
-            f"{label} was trained for {chosen.model.num_classes} classes; "
-            f"{data.name} has {len(data.classes)}"
+            f"{label} was trained for {chosen.classes} classes; {data.name} has {len(data.classes)}"
         )
 
 

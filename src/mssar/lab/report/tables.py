@@ -161,6 +161,7 @@ def own_table(name: str, title: str, note: str, groups: Sequence[Group]) -> Tabl
 
 
 def _is_base(other: Group, group: Group) -> bool:
-    same = all(other.run[name] == group.run[name] for name in ("network", "dataset", "recipe"))
+    alike = ("network", "dataset", "recipe", "weights")
+    same = all(other.run.get(name) == group.run.get(name) for name in alike)
     ours, theirs = group.run["recalibration"], other.run["recalibration"]
     return same and theirs == "none" and ours != "none"

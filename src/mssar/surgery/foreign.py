@@ -1,0 +1,219 @@
+"""Networks by name, other libraries' too: ``timm:resnet50``, ``torchvision:mobilenet_v2``.
+
+A library is imported when one of its networks is asked for, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from mssar.networks import registry
+from mssar.networks.recalibration import OURS
+from mssar.networks.registry import Architecture
+from mssar.surgery import initial
+from mssar.surgery.heads import classes
+from mssar.surgery.insertion import insert
+
+Colours: TypeAlias = tuple[float, float, float]
+IMAGENET: tuple[Colours, Colours] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+LIBRARIES = {"timm": "mssar[timm]", "torchvision": "mssar[images]"}  # and what installs them
+RECALIBRATIONS = ("none", "se", "mssar")
+SEVERAL = ("googlenet", "inception_v3")
+DEFAULTS: dict[str, Any] = {"reduction": "auto"}
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What is particular to a network of another library, as an ``Architecture`` says of ours."""
+
+    library: str
+    name: str  # there
+    num_classes: int = 1000
+    size: tuple[int, int, int] = (3, 224, 224)
+    mean: Colours = IMAGENET[0]  # what pixels from 0 to 1 are normalised by
+    std: Colours = IMAGENET[1]
+    defaults: dict[str, Any] = field(default_factory=lambda: dict(DEFAULTS))
+    staged: bool = False
+
+
+def is_foreign(name: object) -> bool:
+    """Whether a name says which library a network is from."""
+    return isinstance(name, str) and ":" in name
+
+
+def architecture(name: str) -> Architecture | Foreign:
+    """The description of a network by its name."""
+    if not is_foreign(name):
+        return registry.architecture(name)
+    library, short = require_library(name)
+    return _describe_timm(short) if library == "timm" else _describe_torchvision(short)
+
+
+def require_library(name: str) -> tuple[str, str]:
+    """The library that a name says, and the rest; the library itself need not be there."""
+    library, _, short = name.partition(":")
+    if library not in LIBRARIES or not short:
+        known = " or ".join(f"{known}:NAME" for known in LIBRARIES)
+        raise ValueError(f"no network {name!r}: those of other libraries are {known}")
+    return library, short
+
+
+def build(
+    name: str,
+    recalibration: str = "none",
+    num_classes: int | None = None,
+    *,
+    tensors: Mapping[str, Tensor] | None = None,
+    source: str = "",
+    **options: Any,
+) -> nn.Module:
+    """A network by its name, ours or another library's.
+
+    Args:
+        name: as :func:`mssar.create_model` takes it, or ``timm:NAME`` or ``torchvision:NAME``.
+        recalibration: of another library's "none", or "se" or "mssar", which are inserted.
+        num_classes: the network's own number by default.
+        tensors: a state dict that it begins with; see :func:`mssar.surgery.initial.fit`. Where
+            layers of ours are wanted and are not in it, it is loaded first and they are inserted.
+        source: what these tensors are called where they do not fit.
+        options: of the recalibration, as :func:`mssar.insert` takes them.
+    """
+    if not is_foreign(name):
+        made: nn.Module = registry.create_model(name, recalibration, num_classes, **options)
+        if tensors is not None:
+            _begin(made, name, recalibration, options, tensors, source)
+        return made
+    require_insertable(name, recalibration)
+    before = tensors is not None and not initial.recalibrated(tensors)
+    with torch.device("cpu"):  # not all of them can be made without numbers
+        made = _made(name, num_classes)
+        if tensors is not None and before:
+            initial.fit(made, tensors, source)
+        if recalibration != "none":
+            insert(made, **_inserting(recalibration, options))
+        if tensors is not None and not before:
+            initial.fit(made, tensors, source)
+    return made
+
+
+def _begin(
+    model: nn.Module,
+    name: str,
+    recalibration: str,
+    options: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    source: str,
+) -> None:
+    """Fill a network of ours; from one without our layers by way of an insertion."""
+    inserted = recalibration in OURS and options.get("stage") != "single"
+    if not inserted or initial.recalibrated(tensors):
+        initial.fit(model, tensors, source)
+        return
+    plain = registry.create_model(name, "none", classes(model))
+    plain.fc.load_state_dict(model.get_submodule("fc").state_dict())  # where it stays fresh
+    initial.fit(plain, tensors, source)
+    insert(plain, **_inserting(recalibration, options))
+    model.load_state_dict(plain.state_dict())  # the names are the same
+
+
+def require_insertable(name: str, recalibration: str) -> None:
+    if recalibration not in RECALIBRATIONS:
+        raise ValueError(
+            f"into {name} goes one of {', '.join(RECALIBRATIONS)}; {recalibration!r} is for the "
+            f"networks of mssar"
+        )
+
+
+def pretrained(name: str) -> dict[str, Tensor]:
+    """The weights that a library has for its network, downloaded as it does that."""
+    if not is_foreign(name):
+        raise ValueError(f"pretrained weights are those of another library; {name} needs a file")
+    library, short = require_library(name)
+    _ = architecture(name)  # a name that is not there is another mistake
+    module = imported(library)
+    try:
+        if library == "timm":
+            made = module.create_model(short, pretrained=True)
+        else:
+            made = module.models.get_model(short, weights="DEFAULT")
+    except Exception as error:  # of a network, a disk, a hub, a file; whatever it is, one line
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{library} cannot bring weights of {short}: {reason:.200}") from None
+    found: dict[str, Tensor] = made.state_dict()
+    return found
+
+
+def imported(library: str) -> Any:
+    """A library, or one line that says how to get it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise ValueError(
+            f"{library} cannot be imported ({error}): pip install '{LIBRARIES[library]}'"
+        ) from None
+    except RuntimeError as error:  # of a torchvision that does not fit the torch that is installed
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{library} cannot be imported: {reason}") from None
+
+
+def _inserting(recalibration: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if name != "stage"}
+    return {"scales": (1,), **given} if recalibration == "se" else given
+
+
+def _made(name: str, num_classes: int | None) -> nn.Module:
+    chosen = architecture(name)
+    assert isinstance(chosen, Foreign)
+    module = imported(chosen.library)
+    count = chosen.num_classes if num_classes is None else num_classes
+    if chosen.library == "timm":
+        made: nn.Module = module.create_model(chosen.name, pretrained=False, num_classes=count)
+        return made
+    made = module.models.get_model(chosen.name, weights=None, num_classes=count)
+    return made
+
+
+def _describe_timm(short: str) -> Foreign:
+    timm = imported("timm")
+    if not timm.is_model(short):
+        raise _unknown("timm", short, timm.list_models())
+    try:
+        found = timm.get_pretrained_cfg(short)
+    except RuntimeError as error:  # of a tag, as in resnet50.nobody
+        tags = [name for name in timm.list_pretrained() if name.startswith(short.split(".")[0])]
+        raise ValueError(f"timm: {error} {_close(short, tags)}".rstrip()) from None
+    if found is None:
+        return Foreign("timm", short)
+    channels, height, width = found.input_size
+    return Foreign(
+        "timm", short, found.num_classes, (channels, height, width), found.mean, found.std
+    )
+
+
+def _describe_torchvision(short: str) -> Foreign:
+    models = imported("torchvision").models
+    known = models.list_models(module=models)  # those that classify
+    if short not in known:
+        raise _unknown("torchvision", short, known)
+    if short in SEVERAL:
+        raise ValueError(f"{short} of torchvision has several outputs in training; take another")
+    best = models.get_model_weights(short).DEFAULT
+    how, count = best.transforms(), len(best.meta["categories"])
+    side = how.crop_size[0]
+    return Foreign("torchvision", short, count, (3, side, side), tuple(how.mean), tuple(how.std))
+
+
+def _unknown(library: str, short: str, names: list[str]) -> ValueError:
+    return ValueError(f"{library} has no network {short!r}{_close(short, names)}")
+
+
+def _close(name: str, names: list[str]) -> str:
+    found = get_close_matches(name, names, 3, 0.4)
+    return f"; close to it: {', '.join(found)}" if found else ""

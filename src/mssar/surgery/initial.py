@@ -1,0 +1,113 @@
+"""Weights that a network begins with, from a file: safetensors, or what torch.save wrote of
+tensors alone."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mssar.networks import weights
+from mssar.surgery.ends import LAYER
+from mssar.surgery.heads import head
+
+WRAPPERS = ("state_dict", "model")  # what others keep a state dict under
+WRAPPED = "module."  # what DistributedDataParallel puts before every name
+COUNTERS = (".num_batches_tracked", ".coordinates")  # older files have none
+FEW = 3
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The state dict of a file. Nothing in it is ever executed."""
+    if path.suffix.lower() not in weights.PICKLES:
+        return weights.read(path).tensors
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{path} holds more than tensors, and to unpickle it may run anything; save its "
+            "state_dict() alone, or as safetensors"
+        ) from None
+    except Exception as error:  # of a zip, a tar, a pickle, a disk
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is no file of torch.save ({reason:.200})") from None
+    return _state(found, path)
+
+
+def _state(found: Any, path: Path) -> dict[str, Tensor]:
+    for name in WRAPPERS:
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    if not isinstance(found, Mapping) or not found:
+        raise ValueError(f"{path} holds no state dict, but {type(found).__name__}")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise ValueError(
+                f"{path} holds no state dict: {name!r:.60} is {type(value).__name__}; it may be "
+                f"under {' or '.join(map(repr, WRAPPERS))}"
+            )
+    if all(name.startswith(WRAPPED) for name in found):
+        return {name.removeprefix(WRAPPED): tensor for name, tensor in found.items()}
+    return dict(found)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors and their names, whatever file they came in."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def recalibrated(tensors: Mapping[str, Tensor] | None) -> bool:
+    """Whether they are of a network with layers of ours in it."""
+    return any(LAYER in name.split(".") for name in tensors or ())
+
+
+def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Put tensors into a network. A head for another number of classes stays as it is, fresh; all
+    else must be there, and alike."""
+    own = model.state_dict()
+    last = f"{head(model)}."
+    heads = [name for name in own if name.startswith(last)]
+    fresh = any(n in tensors and tensors[n].shape != own[n].shape for n in heads)
+    needed = [n for n in own if not (fresh and n in heads)]
+    missing = [n for n in needed if n not in tensors and not n.endswith(COUNTERS)]
+    extra = [n for n in tensors if n not in own]
+    other = [
+        f"{n} {tuple(tensors[n].shape)}, here {tuple(own[n].shape)}"
+        for n in needed
+        if n in tensors and tensors[n].shape != own[n].shape
+    ]
+    said = [
+        f"{what} {_few(names)}"
+        for what, names in (("lacks", missing), ("has besides", extra), ("differs in", other))
+        if names
+    ]
+    if said:
+        raise ValueError(f"{source} does not fit {type(model).__name__}: it {'; it '.join(said)}")
+    try:
+        model.load_state_dict({n: tensors[n] for n in needed if n in tensors}, strict=False)
+    except RuntimeError as error:  # a layer of ours refuses what was trained for other scales
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{source} does not fit {type(model).__name__}: {reason:.300}") from None
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + more
