@@ -301,7 +301,7 @@ def test_from_the_command_line_to_a_file_for_others(weights):
     average = {k: t for k, t in learnt(folder).items() if k.startswith("average.")}
     assert_same({f"average.{k}": t for k, t in again.state_dict().items()}, average)
     said = json.loads(run("export", str(folder), "net.pt2", "--json", "--data-dir", "tree"))
-    assert said["metadata"]["mean"] == [127.5] * 3
+    assert said["metadata"]["mean"] == [0.5] * 3
 
 
 def test_resuming_needs_no_file(weights, monkeypatch):
