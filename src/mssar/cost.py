@@ -106,7 +106,7 @@ def run_hollow(model: nn.Module, size: tuple[int, int, int]) -> dict[str, int]:
     """
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton
 
-    hollow = {name: torch.empty_like(t, device="meta") for name, t in _slots(model)}
+    hollow = {name: torch.empty_like(t, device="meta") for name, t in tensors(model)}
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     image = torch.empty(1, *size, device="meta", dtype=dtype)
     counter = FlopCounterMode(display=False)
@@ -116,7 +116,7 @@ def run_hollow(model: nn.Module, size: tuple[int, int, int]) -> dict[str, int]:
     return {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
 
 
-def _slots(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every module's own parameters and buffers, each module once, also where it is shared."""
     for name, module in model.named_modules():
         for own in (module._parameters, module._buffers):

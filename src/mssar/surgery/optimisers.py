@@ -33,6 +33,6 @@ def leave(optimizer: Optimizer, old: nn.Module) -> None:
     """Forget a layer's parameters, and what was remembered of them."""
     gone = {id(p) for p in old.parameters()}
     for group in optimizer.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) not in gone]
+        group["params"][:] = [p for p in group["params"] if id(p) not in gone]
     for parameter in old.parameters():
         optimizer.state.pop(parameter, None)
