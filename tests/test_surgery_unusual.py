@@ -112,6 +112,25 @@ def test_what_the_end_takes_apart_is_called_where_it_has_hooks(torchvision, libr
     assert set(seen) == set(hooked)
 
 
+@pytest.mark.parametrize("kind", ["LambdaLR", "LinearLR", "OneCycleLR"])
+def test_beside_frozen_weights_a_schedule_holds_for_layers_too(torchvision, kind):
+    model = resnet(torchvision).requires_grad_(False)
+    groups = [{"params": [model.fc.weight]}, {"params": [model.fc.bias], "lr": 0.2}]
+    optimizer = torch.optim.SGD(groups, 0.1, momentum=0.9)
+    options = {"LambdaLR": (lambda step: 0.5**step,), "LinearLR": (), "OneCycleLR": (0.3, 9)}[kind]
+    scheduler = getattr(torch.optim.lr_scheduler, kind)(optimizer, *options)
+    model.fc.requires_grad_(True)
+    mssar.insert(model, optimizer=optimizer)
+    model(torch.randn(SIZE)).square().mean().backward()
+    optimizer.step()
+    scheduler.step()
+    assert {p for g in optimizer.param_groups for p in g["params"]} == {
+        p for p in model.parameters() if p.requires_grad
+    }
+    for group, matrices in zip(optimizer.param_groups, (True, False), strict=True):
+        assert all((p.ndim > 1) is matrices for p in group["params"])
+
+
 def test_mobilenet_v4():
     timm = pytest.importorskip("timm")
     model = timm.create_model("mobilenetv4_conv_small_050", num_classes=5)
