@@ -178,6 +178,17 @@ def test_what_is_no_network_is_not_counted(unchecked):
     assert {unchecked.cost(nn.Conv2d(3, 2, 1), size).macs for size in sizes} == {120}
 
 
+def test_shared_modules_and_tensors_keep_their_numbers():
+    shared, tied = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1, bias=False)
+    tied.weight = shared.weight
+    model = nn.Sequential(shared, nn.BatchNorm2d(4), shared, tied)
+    model.append(model[1])
+    before = copy.deepcopy(model.state_dict())
+    assert mssar.cost(model, (4, 5, 5)).macs == 3 * 16 * 25
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_the_comparison_holds_every_published_count():
     # Without the shape checks, which would double its half minute.

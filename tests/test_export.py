@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import zipfile
 from pathlib import Path
 
@@ -150,6 +151,16 @@ def test_a_network_of_one_size_is_exported_at_that_and_says_why(unchecked, tmp_p
     assert_close(found, model.eval()(torch.ones(7, 3, 12, 12)))
 
 
+def test_a_program_that_guards_against_sizes_in_its_range_is_of_one(unchecked, tmp_path, caplog):
+    pools = [nn.MaxPool2d(3, 2, ceil_mode=True) for _ in range(2)]
+    model = nn.Sequential(*pools, nn.Conv2d(3, 4, 3, padding=1))
+    made = unchecked.export(model, tmp_path / "a.pt2", (3, 16, 16))
+    assert made.open == {"batch": (1, None)}
+    assert made.fixed.startswith("height, width: torch.export specialises: Guard failed")
+    loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not loud  # a solver's tracebacks are not for users
+
+
 def test_a_network_for_single_images_has_a_fixed_batch(unchecked, tmp_path):
     class Single(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -256,6 +267,12 @@ def test_a_mistake_is_one_line(unchecked, tmp_path, words, message):
         unchecked.export(network(unchecked), tmp_path / name, *rest)
     assert len(str(caught.value).splitlines()) == 1
     assert [f.name for f in tmp_path.iterdir()] == ["folder.pt2"]
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a.pt2"])
+def test_metadata_that_is_no_json_is_a_mistake(unchecked, tmp_path, name):
+    with pytest.raises(ValueError, match=r"metadata is written as JSON: .*not JSON serializable"):
+        unchecked.export(nn.Conv2d(3, 4, 1), tmp_path / name, (3, 8, 8), metadata={"a": object()})
 
 
 def test_without_onnx_one_line_says_what_to_install(unchecked, tmp_path, monkeypatch):

@@ -102,6 +102,26 @@ def test_a_strategy_that_is_not_known_yet_is_refused():
         MSSAR(6).load_state_dict(state)
 
 
+def test_what_is_no_number_is_refused():
+    state = MSSAR(6).state_dict() | {"coordinates": torch.tensor([float("nan"), 1, 2, 4])}
+    with pytest.raises(RuntimeError, match="coordinates: the weights were trained for"):
+        MSSAR(6).load_state_dict(state)
+
+
+class Own(mssar.Regional):
+    """A set of one's own, whose code has more digits than floats have."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_state_that_was_cast_as_a_whole_is_still_of_that_configuration(dtype):
+    state = {name: t.to(dtype) for name, t in MSSAR(6, strategy=Own).state_dict().items()}
+    layer = MSSAR(6, strategy=Own)
+    layer.load_state_dict(state)
+    assert torch.equal(layer.coordinates, MSSAR(6, strategy=Own).coordinates)
+    with pytest.raises(RuntimeError, match="this MSSAR is made for"):
+        MSSAR(6, (4, 2, 1), strategy=Own).load_state_dict(state)
+
+
 def test_meta_to_meta_says_nothing():
     with torch.device("meta"):
         network().load_state_dict(network(scales=(4, 2, 1)).state_dict())  # unread

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import SupportsIndex
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from mssar.layer import MSSAR
@@ -106,14 +106,23 @@ def run_hollow(model: nn.Module, size: tuple[int, int, int]) -> dict[str, int]:
     """
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton
 
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    hollow = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
+    hollow = {name: torch.empty_like(t, device="meta") for name, t in tensors(model)}
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     image = torch.empty(1, *size, device="meta", dtype=dtype)
     counter = FlopCounterMode(display=False)
     with _evaluating(model), torch.no_grad(), counter:
-        functional_call(model, hollow, (image,))
+        # Every slot is named once: PyTorch's own tying does not give a shared module its own back.
+        functional_call(model, hollow, (image,), tie_weights=False)
     return {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+
+
+def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every module's own parameters and buffers, each module once, also where it is shared."""
+    for name, module in model.named_modules():
+        for own in (module._parameters, module._buffers):
+            for key, tensor in own.items():
+                if tensor is not None:
+                    yield ".".join(filter(None, (name, key))), tensor
 
 
 def _counts(n: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -87,15 +88,14 @@ def export(
     """
     path = Path(path)
     kind = _format(path, format)
-    _require(model, path, size, kind)
+    _require(model, path, size, kind, metadata)
     plain = _copied(model)
     dtype = next((p.dtype for p in plain.parameters() if p.is_floating_point()), torch.float32)
     axes, fixed = _axes(plain, size, dtype)
     first = _images((2 if "batch" in axes else 1, *size), dtype)
     folded, norms = _folded(plain, first)
     say(f"{norms} norms folded; tracing")
-    program, axes, refused = _traced(folded, first, axes)
-    ranges = _ranges(program, axes)
+    program, ranges, refused = _traced(folded, first, axes)
     shapes = _shapes(size, ranges)
     described = {**(metadata or {}), "open": ranges}
     part = path.with_name(f".part-{path.name}")
@@ -130,7 +130,9 @@ def _format(path: Path, asked: str | None) -> str:
     return found
 
 
-def _require(model: nn.Module, path: Path, size: tuple[int, int, int], kind: str) -> None:
+def _require(
+    model: nn.Module, path: Path, size: tuple[int, int, int], kind: str, metadata: object
+) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"export takes a module; got {type(model).__name__}")
     whole = isinstance(size, tuple | list) and all(isinstance(n, int) and n > 0 for n in size)
@@ -140,6 +142,12 @@ def _require(model: nn.Module, path: Path, size: tuple[int, int, int], kind: str
         raise ValueError(f"there is no folder {path.parent} to write {path.name} into")
     if path.is_dir():
         raise ValueError(f"{path} is a folder")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"the folder {path.parent} may not be written")
+    try:
+        json.dumps(metadata)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metadata is written as JSON: {error}") from None
     if kind != "onnx":
         return
     onnx.require()
@@ -215,15 +223,19 @@ def _folded(model: nn.Module, x: Tensor) -> tuple[nn.Module, int]:
 
 def _traced(
     model: nn.Module, x: Tensor, axes: tuple[str, ...]
-) -> tuple[Program, tuple[str, ...], str | None]:
+) -> tuple[Program, Ranges, str | None]:
     """The program, with the axes that could be left open, and why the others could not."""
     tries = [axes, tuple(a for a in axes if a == "batch"), ()]
+    _, channels, height, width = x.shape
     refusal: Exception | None = None
     for names in dict.fromkeys(tries):
         dims = {n: torch.export.Dim.DYNAMIC for n, axis in AXES.items() if axis in names}
         try:
             with _quiet(), torch.no_grad():
                 program = torch.export.export(model, (x,), dynamic_shapes=(dims,), strict=False)
+                ranges, run = _ranges(program, names), program.module()
+                for shape in _shapes((channels, height, width), ranges):
+                    run(_images(shape, x.dtype))  # it may guard against more than its ranges say
         except Exception as error:
             refusal = error
             continue
@@ -232,7 +244,7 @@ def _traced(
         if refusal:
             lost = ", ".join(axis for axis in axes if axis not in names)
             said = f"{lost}: torch.export specialises: {reason(refusal)}"
-        return program, names, said
+        return program, ranges, said
     assert refusal
     raise ValueError(f"torch.export cannot trace it: {reason(refusal)}") from refusal
 
@@ -314,10 +326,16 @@ def _require_agreement(worst: float, dtype: torch.dtype, path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' warnings about themselves."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Without the exporters' warnings about themselves, and their solver's tracebacks."""
+    solver = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = solver.level
+    solver.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        solver.setLevel(level)
 
 
 def _size(count: int) -> str:

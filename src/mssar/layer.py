@@ -255,8 +255,9 @@ class MSSAR(nn.Module):
         key, code = f"{prefix}coordinates", self._code()
         found = state_dict.get(key)
         if type(found) is Tensor and not found.is_meta:
-            theirs = [round(n) for n in found.flatten().tolist()]  # an average of floats, too
-            if theirs != code:
+            theirs = _rounded(found)
+            as_cast = _rounded(torch.tensor(code, device="cpu").to(found.dtype))
+            if theirs not in (code, as_cast):
                 error_msgs.append(
                     f"{key}: the weights were trained for {_described(theirs)}, "
                     f"this MSSAR is made for {_described(code)}"
@@ -285,7 +286,14 @@ def _name(strategy: object) -> str:
     return str(getattr(strategy, "__qualname__", type(strategy).__qualname__))
 
 
+def _rounded(found: Tensor) -> list[int]:
+    """Also of an average of floats, or of what is no number."""
+    return [round(n) for n in found.flatten().double().nan_to_num(nan=-1.0).tolist()]
+
+
 def _described(code: Sequence[int]) -> str:
+    if not code:
+        return "nothing that it says"
     names = {number: name for name, number in CODES.items()}
-    strategy = names.get(code[0], f"a strategy of one's own ({code[0]}),") if code else "no"
-    return f"{strategy} scales {', '.join(map(str, code[1:]))}"
+    other = f"a strategy of one's own ({code[0]})," if code[0] >= OWN else f"strategy {code[0]}"
+    return f"{names.get(code[0], other)} scales {', '.join(map(str, code[1:]))}"

@@ -132,7 +132,7 @@ class End(Holder):
     def end(
         self,
         y: Float[Tensor, "N C H W"],
-        norm: nn.Module,
+        norm: nn.Module | None,
         shortcut: Float[Tensor, "N C H W"],
         activation: nn.Module,
         *between: nn.Module | None,

@@ -6,16 +6,26 @@ to look for it; a subclass may have another forward, and is not taken for its pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from torch import nn
+from torch import Tensor, nn
+
+from mssar.branch import hooked
 
 REDUCTION = 16  # SENet's; with 1 a ResNet-50 grows from 25.6 to 65.9 million parameters
 WIDE = 256  # channels from which on a module of an unknown kind is taken for a wide end
+# Modules that end in a product by their weight, and perhaps a sum with their bias.
+SCALED = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.SyncBatchNorm, nn.InstanceNorm2d, nn.GroupNorm)
+FROZEN = "torchvision.ops.misc.FrozenBatchNorm2d"
+SCALED_ELSEWHERE = (FROZEN, "timm.layers.norm.GroupNorm", "timm.layers.norm.GroupNorm1")
+SCALED_AND_ACTING = tuple(
+    f"timm.layers.norm_act.{name}"
+    for name in ("BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d", "GroupNormAct")
+)
 Exchange: TypeAlias = Callable[[], type[nn.Module]]  # a class of ours, imported when it is needed
 
 
@@ -71,10 +81,12 @@ def channels_of(module: nn.Module) -> int | None:
     """Of the map that a module makes, by its attributes; a Sequential's by its last that tells."""
     if (place := known(module)) is not None:
         return place.channels
-    for name in ("num_features", "out_channels"):
+    for name in ("num_features", "out_channels", "num_channels"):
         found = getattr(module, name, None)
         if isinstance(found, int) and not isinstance(found, bool):
             return found
+    if class_name(module) == FROZEN:
+        return cast("Tensor", module.weight).numel()
     if type(module).__name__ == "LayerNorm2d":  # torchvision's and timm's, of N C H W
         shape: tuple[int, ...] = getattr(module, "normalized_shape", ())
         return shape[0] if len(shape) == 1 else None
@@ -85,14 +97,18 @@ def channels_of(module: nn.Module) -> int | None:
 
 def foldable(module: nn.Module) -> tuple[str, ...]:
     """The tensors of a module which, doubled, double what it makes; none where they do not."""
-    if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)):
-        linear = all(type(m) in (nn.Identity, nn.ReLU) for m in module.children())
-        return ("weight", "bias") if linear and module.affine else ()
-    if type(module) in (nn.Conv2d, nn.Linear):
-        return ("weight",) if module.bias is None else ("weight", "bias")
+    if hooked(module):  # which may make its tensors, as pruning does, or change what it makes
+        return ()
     if type(module) is nn.Sequential and len(module):
         return _from(str(len(module) - 1), foldable(module[-1]))
-    return ()
+    acts = class_name(module) in SCALED_AND_ACTING
+    if acts and not all(type(m) in (nn.Identity, nn.ReLU) for m in module.children()):
+        return ()
+    if not acts and type(module) not in SCALED and class_name(module) not in SCALED_ELSEWHERE:
+        return ()
+    own = {**module._parameters, **module._buffers}
+    found = tuple(name for name in ("weight", "bias") if own.get(name) is not None)
+    return found if "weight" in found else ()
 
 
 def _from(module: str, tensors: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,19 +130,20 @@ def _ending(
     end: Exchange, norm: str, activation: str = "", *between: str
 ) -> Callable[[Any], Place]:
     def place(block: nn.Module) -> Place:
-        found = wrapped(block, norm)
         wide = "Bottleneck" in type(block).__name__
-        return Place(
-            found.channels,
-            REDUCTION if wide else 1,
-            end=end,
-            norm=norm,
-            between=between,
-            activation=activation,
-            doubled=found.doubled,
-        )
+        found = wrapped(block, norm, REDUCTION if wide else 1)
+        above = (block.get_submodule(name) for name in _above(norm))
+        if not found.doubled or any(map(hooked, above)):
+            return found  # with a gain, which our class has not; or what is hooked would be passed
+        return replace(found, end=end, inside="", norm=norm, between=between, activation=activation)
 
     return place
+
+
+def _above(name: str) -> Iterator[str]:
+    """What a module lies in: a.b and a for a.b.c."""
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 def _timm_regnet(block: Any) -> Place:
@@ -137,7 +154,10 @@ def _timm_regnet(block: Any) -> Place:
 
 def _dense(end: Exchange, block: Any) -> Place:
     new, main = block.conv2.out_channels, block.conv1.in_channels
-    return Place(new, 1, end=end, doubled=_from("conv2", foldable(block.conv2)), context=main)
+    doubled = _from("conv2", foldable(block.conv2))
+    if not doubled:
+        raise ValueError(f"conv2 of a {type(block).__name__} is no plain convolution, or has hooks")
+    return Place(new, 1, end=end, doubled=doubled, context=main)
 
 
 # Blocks in which the last norm, or what else makes the residual, is wrapped.
@@ -149,6 +169,11 @@ def _norm(name: str, block: nn.Module) -> Place:
 
 def _conv_bn_act(block: Any) -> Place | None:
     return wrapped(block, "bn1", 1) if block.has_skip else None  # else a stem, or a head
+
+
+def _universal(block: Any) -> Place:
+    ends = not isinstance(block.dw_end, nn.Identity)
+    return wrapped(block, "dw_end.bn" if ends else "pw_proj.bn", 1)
 
 
 def _mobilenet_v2(block: Any) -> Place:
@@ -206,6 +231,8 @@ FAMILIES: dict[str, Callable[[Any], Place | None]] = {
     "timm.models._efficientnet_blocks.DepthwiseSeparableConv": partial(_norm, "bn2"),
     "timm.models._efficientnet_blocks.EdgeResidual": partial(_norm, "bn2"),
     "timm.models._efficientnet_blocks.InvertedResidual": partial(_norm, "bn3"),
+    "timm.models._efficientnet_blocks.UniversalInvertedResidual": _universal,
+    "timm.models._efficientnet_blocks.CondConvResidual": partial(_norm, "bn3"),
     "timm.models.convnext.ConvNeXtBlock": _convnext,
     "mssar.networks.resnet.BasicBlock": _ending(_of("own", "BasicBlock"), "bn2"),
     "mssar.networks.resnet.Bottleneck": _ending(_of("own", "Bottleneck"), "bn3"),
@@ -213,8 +240,8 @@ FAMILIES: dict[str, Callable[[Any], Place | None]] = {
     "mssar.networks.densenet.DenseStep": partial(_dense, _of("own", "DenseStep")),
 }
 KNOWN = (
-    "torchvision's or timm's ResNets, ResNeXts, Wide ResNets, RegNets, DenseNets, MobileNetV2 and "
-    "V3, EfficientNets and ConvNeXts, or of mssar's networks"
+    "torchvision's or timm's ResNets, ResNeXts, Wide ResNets, RegNets, DenseNets, MobileNetV2, V3 "
+    "and V4, EfficientNets and ConvNeXts, or of mssar's networks"
 )
 CARRIERS: dict[str, Exchange] = {  # blocks of dense steps
     "torchvision.models.densenet._DenseBlock": _of("torchvision", "DenseBlock"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Literal, TypeAlias, cast
@@ -12,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from mssar.branch import Branch
-from mssar.cost import require_size, run_hollow
+from mssar.cost import require_size, run_hollow, tensors
 from mssar.layer import MSSAR
 from mssar.scales import Strategy
 from mssar.surgery import optimisers
@@ -20,7 +21,7 @@ from mssar.surgery.ends import LAYER, Carrier, DenseEnd, Holder, InPlace, Recali
 from mssar.surgery.families import CARRIERS, Place, class_name
 from mssar.surgery.measure import map_sizes, timed
 from mssar.surgery.plan import Entry, Plan, entry
-from mssar.surgery.where import Where, places
+from mssar.surgery.where import Found, Where, places
 
 Init: TypeAlias = Literal["identity", "random"]
 
@@ -43,8 +44,8 @@ def insert(
 
     Args:
         model: changed in place. Known are the blocks of torchvision's and timm's ResNets,
-            ResNeXts, Wide ResNets, RegNets, DenseNets, MobileNetV2 and V3, EfficientNets and
-            ConvNeXts, and of this package's networks.
+            ResNeXts, Wide ResNets, RegNets, DenseNets, MobileNetV2, V3 and V4, EfficientNets
+            and ConvNeXts, and of this package's networks.
         scales: of every layer, as for :class:`mssar.MSSAR`; so are ``strategy`` and ``backend``.
         reduction: "auto" is 16 in blocks that end wide (bottlenecks, RegNets, ConvNeXts), else 1.
         where: "blocks"; "se", in the place of every squeeze-and-excitation; names of modules or
@@ -61,15 +62,19 @@ def insert(
     Returns:
         What was done; it prints as a table.
     """
+    _require_kinds(model, optimizer)
     _require_whole(model)
     if init not in ("identity", "random"):
         raise ValueError(f"init is 'identity' or 'random'; got {init!r}")
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise ValueError(f"optimizer is a torch.optim.Optimizer; got {type(optimizer).__name__}")
     chosen = places(model, where)
+    _require_own(model, chosen, init)
     shape = image_size(model) if size is None else require_size(size)
-    targets = {name: (place.target(name), place.last) for name, place in chosen.items()}
-    maps = map_sizes(model, targets, shape)
+    maps, uncounted = map_sizes(model, chosen, shape)
+    if uncounted and size is None:  # made for other colours than its configuration says
+        other = image_size(model, by_stem=True)[0], *shape[1:]
+        again, still = map_sizes(model, chosen, other)
+        if not still:
+            shape, maps, uncounted = other, again, still
     layers: dict[str, MSSAR] = {}
     entries: list[Entry] = []
     for name, place in chosen.items():
@@ -78,11 +83,11 @@ def insert(
         made = _layer(block, place, scales, strategy, few, backend)
         layers[name] = made
         note = "" if init == "random" else _note(place)
-        entries.append(entry(block, name, place, made, maps.get(name), note))
+        entries.append(entry(block, name, place, made, maps.get(name, []), note))
     plan = Plan(
         type(model).__name__, tuple(entries), layers[next(iter(layers))].scales, shape,
         sum(p.numel() for p in model.parameters()), _macs(model, shape) if maps else None,
-        done=not dry_run, before=timed(model, shape) if measure else None,
+        done=not dry_run, before=timed(model, shape) if measure else None, uncounted=uncounted,
     )  # fmt: skip
     subject = deepcopy(model) if dry_run and measure else model
     if not dry_run or measure:
@@ -102,6 +107,7 @@ def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
 
     What was trained since stays as it is, but for the layers; an ``optimizer`` forgets them.
     """
+    _require_kinds(model, optimizer)
     held = holders(model)
     if not held:
         raise ValueError(f"nothing was inserted into this {type(model).__name__}")
@@ -113,7 +119,7 @@ def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
         if isinstance(holder, Recalibrated):
             _exchange(model, holder, holder.inner)
         elif isinstance(holder, InPlace):
-            _exchange(model, holder, holder.replaced.to(holder.gain.device).train(holder.training))
+            _exchange(model, holder, holder.replaced.to(holder.gain).train(holder.training))
         else:
             _restore(holder)
     for module in model.modules():
@@ -208,11 +214,11 @@ def _layer(
     return layer
 
 
-def image_size(model: nn.Module) -> tuple[int, int, int]:
-    """Of the images a network was made for, as far as it says."""
+def image_size(model: nn.Module, by_stem: bool = False) -> tuple[int, int, int]:
+    """Of the images a network was made for, as far as it says; or as its first layer looks."""
     for name in ("pretrained_cfg", "default_cfg"):
         size = (getattr(model, name, None) or {}).get("input_size")
-        if size:
+        if size and not by_stem:
             c, h, w = size
             return c, h, w
     stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
@@ -232,17 +238,48 @@ def _note(place: Place) -> str:
     return ""
 
 
-def _require_whole(model: nn.Module) -> None:
-    """Refuse what has no modules any more, or has had the layer put in."""
+def _require_kinds(model: object, optimizer: object) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is a torch.nn.Module; got {type(model).__name__}")
-    kind, origin = type(model).__name__, type(model).__module__
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise ValueError(f"optimizer is a torch.optim.Optimizer; got {type(optimizer).__name__}")
+
+
+def _require_own(model: nn.Module, chosen: Found, init: Init) -> None:
+    """Refuse what two blocks have in common: it would be doubled for both, or by both."""
+    named: dict[int, str] = {}
+    for name, place in chosen.items():
+        target = place.target(name)
+        other = named.setdefault(id(model.get_submodule(target)), target)
+        if other != target:
+            raise ValueError(f"{other!r} and {target!r} are one module; name one of them")
+    if init != "identity":
+        return
+    uses = Counter(id(tensor) for _, tensor in tensors(model))
+    uses.update(id(m) for parent in model.modules() for m in parent._modules.values())
+    for name, place in chosen.items():
+        target = place.target(name)
+        for its in place.doubled:
+            part: Any = model.get_submodule(target)
+            for step in its.removeprefix(f"{place.inside}.").split("."):
+                part = getattr(part, step)
+                if uses[id(part)] > 1:
+                    raise ValueError(
+                        f"{'.'.join(filter(None, (name, its)))!r} has another use, for which "
+                        "init='identity' would double it too; leave it out by where"
+                    )
+
+
+def _require_whole(model: nn.Module) -> None:
+    """Refuse what has no modules any more, or has had the layer put in."""
+    kind = type(model).__name__
     if isinstance(model, (torch.jit.ScriptModule, torch.fx.GraphModule)):
         raise ValueError(f"a {kind} is a traced network; insert into the one it was traced from")
-    if origin.startswith(("torch._dynamo", "torch.nn.parallel", "torch.distributed")):
-        raise ValueError(f"insert into the network before {kind} wraps it")
     for name, module in model.named_modules():
-        if type(module).__module__.startswith(("torch.ao.nn.", "torch.nn.quantized")):
+        origin = type(module).__module__
+        if origin.startswith(("torch._dynamo", "torch.nn.parallel", "torch.distributed")):
+            raise ValueError(f"insert into the network before {type(module).__name__} wraps it")
+        if origin.startswith(("torch.ao.nn.", "torch.nn.quantized")):
             raise ValueError(f"{name!r} is a quantised {type(module).__name__}: insert before that")
         if any(isinstance(t, UninitializedParameter) for t in module.parameters(recurse=False)):
             raise ValueError(f"{name!r} is not initialised yet: run the network once before")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mssar.cost import run_hollow
+from mssar.surgery.families import Place
 
 REPEATS, WARM_UP = 10, 3
 BATCH = {"cuda": 64, "cpu": 4}
@@ -26,31 +27,41 @@ class Times(NamedTuple):
 
 
 def map_sizes(
-    model: nn.Module, targets: Mapping[str, tuple[str, bool]], size: tuple[int, int, int]
-) -> dict[str, tuple[int, int]]:
-    """H and W of the maps that modules make, by the key they are given under.
+    model: nn.Module, places: Mapping[str, Place], size: tuple[int, int, int]
+) -> tuple[dict[str, list[tuple[int, int]]], str]:
+    """H and W of every map that is met at places, by their names; and why none are, if so.
 
-    ``targets`` has the module's name and whether it makes N H W C. Empty where the network cannot
-    be run without numbers.
+    A network that cannot be run without numbers is not ours to mend: only counts are lost.
     """
-    found: dict[str, tuple[int, int]] = {}
+    shapes: dict[str, list[torch.Size | None]] = {}
     handles = []
-    for key, (name, last) in targets.items():
+    for key, place in places.items():
 
-        def look(_m: nn.Module, _i: Any, y: Any, key: str = key, last: bool = last) -> None:
-            if isinstance(y, Tensor) and y.ndim == 4:
-                h, w = y.shape[1:3] if last else y.shape[2:]
-                found[key] = h, w
+        def look(_m: nn.Module, _i: Any, y: Any, key: str = key) -> None:
+            shapes.setdefault(key, []).append(y.shape if isinstance(y, Tensor) else None)
 
-        handles.append(model.get_submodule(name).register_forward_hook(look))
+        handles.append(model.get_submodule(place.target(key)).register_forward_hook(look))
     try:
         run_hollow(model, size)
-    except Exception:  # whatever it is, the network is not ours; only counts are lost
-        return {}
+    except Exception as error:  # whatever a stranger's network raises
+        return {}, _line(error)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return {key: [_map(key, places[key], s) for s in met] for key, met in shapes.items()}, ""
+
+
+def _map(name: str, place: Place, shape: torch.Size | None) -> tuple[int, int]:
+    if shape is None or len(shape) != 4 or shape[3 if place.last else 1] != place.channels:
+        made = "no tensor" if shape is None else "×".join(map(str, shape))
+        raise ValueError(f"{name!r} makes {made}, and no map of {place.channels} channels")
+    h, w = shape[1:3] if place.last else shape[2:]
+    return h, w
+
+
+def _line(error: Exception) -> str:
+    said = str(error).strip()
+    return said.splitlines()[0][:200] if said else type(error).__name__
 
 
 def timed(model: nn.Module, size: tuple[int, int, int]) -> Times:
@@ -68,10 +79,14 @@ def timed(model: nn.Module, size: tuple[int, int, int]) -> Times:
         copy.zero_grad(set_to_none=True)
         _first(copy(images)).float().square().mean().backward()
 
-    copy.eval()
-    inferred = _median(forward, like.device)
-    copy.train()
-    return Times(inferred, _median(step, like.device), batch)
+    try:
+        copy.eval()
+        inferred = _median(forward, like.device)
+        copy.train()
+        return Times(inferred, _median(step, like.device), batch)
+    except Exception as error:  # as above
+        shape = "×".join(map(str, images.shape))
+        raise ValueError(f"the network cannot be timed with {shape}: {_line(error)}") from error
 
 
 def _median(run: Callable[[], None], device: torch.device) -> float:

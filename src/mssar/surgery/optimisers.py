@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 def join(optimizer: Optimizer, new: Iterable[tuple[nn.Module, Iterable[nn.Parameter]]]) -> None:
     """Take in layers, each with the parameters it stands beside.
 
-    Matrices go to the group of the last matrix beside them, vectors to that of the last vector. No
-    group is added as long as one fits: schedulers have a rate for each that was there.
+    Matrices go to the group of the last matrix beside them, vectors to that of the last vector. A
+    group is added for layers beside frozen weights alone, and not once there is a scheduler, which
+    has a rate for each group that was there: then they go to the last group that has their like.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     strangers: list[nn.Parameter] = []
@@ -25,14 +26,24 @@ def join(optimizer: Optimizer, new: Iterable[tuple[nn.Module, Iterable[nn.Parame
         for parameter in layer.parameters():
             group = near.get(parameter.ndim > 1) or near.get(parameter.ndim <= 1)
             (strangers if group is None else group["params"]).append(parameter)
-    if strangers:  # beside frozen weights
+    scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+    if strangers and not scheduled:
         optimizer.add_param_group({"params": strangers})
+    for parameter in strangers if scheduled else ():
+        _alike(optimizer, parameter)["params"].append(parameter)
+
+
+def _alike(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+    """The last group with a matrix in it for a matrix, with a vector for a vector."""
+    groups = optimizer.param_groups[::-1]
+    matrix = parameter.ndim > 1
+    return next((g for g in groups if any((p.ndim > 1) is matrix for p in g["params"])), groups[0])
 
 
 def leave(optimizer: Optimizer, old: nn.Module) -> None:
     """Forget a layer's parameters, and what was remembered of them."""
     gone = {id(p) for p in old.parameters()}
     for group in optimizer.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) not in gone]
+        group["params"][:] = [p for p in group["params"] if id(p) not in gone]
     for parameter in old.parameters():
         optimizer.state.pop(parameter, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -42,6 +43,7 @@ class Plan:
     done: bool
     before: Times | None = None
     after: Times | None = None
+    uncounted: str = ""  # why there are no multiply-adds
 
     @property
     def params(self) -> int:
@@ -69,6 +71,9 @@ class Plan:
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         lines = [_line(head, widths), *(_line(row, widths) for row in rows), self._summary()]
         lines += dict.fromkeys(e.note for e in self.entries if e.note)
+        if self.uncounted:
+            shape = "×".join(map(str, self.size))
+            lines.append(f"multiply-adds are not counted at {shape}: {self.uncounted}")
         if self.before and self.after:
             lines.append(_times(self.before, self.after))
         return "\n".join(lines)
@@ -89,12 +94,17 @@ class Plan:
 
 
 def entry(
-    block: nn.Module, name: str, place: Place, layer: MSSAR, size: tuple[int, int] | None, note: str
+    block: nn.Module,
+    name: str,
+    place: Place,
+    layer: MSSAR,
+    maps: Sequence[tuple[int, int]],
+    note: str,
 ) -> Entry:
-    """One layer, before it is put anywhere."""
+    """One layer, before it is put anywhere. ``maps`` has a size for every call."""
     hidden = cast("Branch", layer.branches[0]).norm1.num_features
     params = sum(p.numel() for p in layer.parameters())
-    macs = None if size is None else _macs(layer, hidden, size)
+    macs = sum(_macs(layer, hidden, size) for size in maps) if maps else None
     kind = type(block).__name__
     return Entry(name, kind, place.channels, hidden, params, macs, _runs(block, place, layer), note)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from timm.models import densenet, regnet, resnet
 from torch import Tensor
 
+from mssar.branch import hooked
 from mssar.surgery.ends import Carrier, DenseEnd, End
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ class Bottleneck(End, resnet.Bottleneck):
 class RegNetBottleneck(End, regnet.Bottleneck):
     def forward(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
         y = self.se(self.conv2(self.conv1(x)))
-        y, norm = self.conv3.conv(y), self.conv3.bn
+        if hooked(self.conv3):  # it must be called then
+            y, norm = self.conv3(y), None
+        else:
+            y, norm = self.conv3.conv(y), self.conv3.bn
         return self.end(y, norm, self.downsample(x), self.act3, self.drop_path)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torchvision.models import densenet, regnet, resnet
 
+from mssar.branch import hooked
 from mssar.surgery.ends import Carrier, DenseEnd, End
 
 if TYPE_CHECKING:
@@ -30,12 +31,14 @@ class Bottleneck(End, resnet.Bottleneck):
 
 class ResBottleneckBlock(End, regnet.ResBottleneckBlock):
     def forward(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
+        shortcut = x if self.proj is None else self.proj(x)
         *body, last = self.f
+        if hooked(self.f) or hooked(last):  # they must be called then
+            return self.end(self.f(x), None, shortcut, self.activation)
         conv, norm = last
         y = x
         for module in body:
             y = module(y)
-        shortcut = x if self.proj is None else self.proj(x)
         return self.end(conv(y), norm, shortcut, self.activation)
 
 
