@@ -109,6 +109,15 @@ def test_the_card_is_filled_from_the_record(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_the_card_says_no_paths(tmp_path):
+    record = asdict(record_of(run_of(recalibration="mssar"), 7.61))
+    record["command"] = "mssar train resnet20 --data-dir /home/somebody/secret/data --runs out"
+    moved("resnet20", "mssar").save_pretrained(tmp_path, record)
+    text = (tmp_path / CARD).read_text("utf-8")
+    assert "`mssar train resnet20 --data-dir data --runs out`" in text
+    assert "somebody" not in text
+
+
 def test_the_cards_head_is_what_the_hub_reads(tmp_path):
     hub = pytest.importorskip("huggingface_hub", reason="needs the extra hub")
     record = record_of(run_of(recalibration="mssar"), 7.61)
@@ -171,6 +180,7 @@ def test_what_cannot_be_made_again_is_refused(tmp_path):
         (CONFIG, ("options", {"scales": [1]}), "does not fit config.json"),
         (CONFIG, ("options", {"scales": [4, 2, 1]}), "trained for regional scales 1, 2, 4"),
         (CONFIG, ("options", {"weights": "model.safetensors"}), "describes no network of mssar"),
+        (CONFIG, ("num_classes", 10**14), "describes no network of mssar: RuntimeError"),
         (WEIGHTS, None, "there is no model.safetensors in"),
         (WEIGHTS, "nonsense", "model.safetensors does not fit config.json"),
     ],

@@ -110,7 +110,7 @@ def _training(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[str
             seconds=record["seconds"],
             version=code.get("version", "?"),
             commit=f", commit {commit}" if commit else "",
-            command=record["command"],
+            command=_without_paths(record["command"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"this is no record of a run: {error!r}") from None
@@ -125,6 +125,11 @@ def _training(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[str
         f"    - type: accuracy\n      value: {100 - record['error']:.2f}\n"
     )
     return text, facts
+
+
+def _without_paths(command: str) -> str:
+    """The command line, of paths only the last part: the rest says where somebody works."""
+    return " ".join(part.rpartition("/")[2] or part for part in str(command).split(" "))
 
 
 def _text(value: Any) -> str:

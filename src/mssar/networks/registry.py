@@ -123,7 +123,7 @@ def recalibrating(
 def _settled(chosen: Architecture, recalibration: str, options: dict[str, Any]) -> dict[str, Any]:
     """All that decides what is computed, so that it stays so whatever the defaults become."""
     usual = inspect.signature(RECALIBRATIONS[recalibration]).parameters
-    found = {k: usual[k].default for k in OPTIONS[recalibration]}
+    found = {k: usual[k].default for k in OPTIONS[recalibration] if k in usual}
     if chosen.staged and recalibration in OURS:
         found["stage"] = "multi"
     found |= {k: v for k, v in (chosen.defaults | options).items() if k in found}

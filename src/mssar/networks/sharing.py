@@ -78,8 +78,9 @@ def from_pretrained(
     config = _read(place / CONFIG)
     try:
         made = _made(config)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{place / CONFIG} describes no network of mssar: {error!r}") from None
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:  # the last: of memory
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{place / CONFIG} describes no network of mssar: {reason:.200}") from None
     try:
         made.load_state_dict(safetensors.load_file(place / WEIGHTS))
     except FileNotFoundError:

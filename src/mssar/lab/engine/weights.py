@@ -42,6 +42,8 @@ def convert(chosen: Trained, *, half: bool) -> dict[str, Tensor]:
     for name, tensor in chosen.model.state_dict().items():
         halved = half and name in parameters and tensor.is_floating_point()
         state[name] = tensor.half() if halved else tensor
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} has numbers that are not finite")
         if not state[name].isfinite().all():
             raise ValueError(f"{name} has numbers too large for half precision")
     chosen.model.load_state_dict(state)
