@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias, cast
 
 import torch
@@ -97,9 +98,7 @@ def insert(
         for name, place in chosen.items():
             put(subject, name, place, layers[name], init)
         _carry(subject)
-    if measure:
-        object.__setattr__(plan, "after", timed(subject, shape))
-    return plan
+    return replace(plan, after=timed(subject, shape)) if measure else plan
 
 
 def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
