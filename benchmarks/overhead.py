@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py --workload resnet18-train resnet18-infer --json overhead.jsonl
     python benchmarks/overhead.py --workload 'resnet18-eager-*' --variants none,timm-se,mssar
+    python benchmarks/overhead.py --net timm:resnet50 --train --variants none,timm-se,mssar
     python benchmarks/overhead.py --net resnet20 --batch 64 --train --mode compile
     python benchmarks/overhead.py --op blocks
 
@@ -58,8 +59,7 @@ from peers import (
 from reporting import append, heading, percent, told, verdict
 from torch import nn
 
-import mssar
-from mssar.networks.registry import architecture
+from mssar.surgery.foreign import architecture
 
 MODES = ("eager", "graph", "compile", "compile+graph")
 MEMORY_GOAL = 0.05  # of training on CUDA
@@ -256,6 +256,14 @@ def shared_cache() -> Iterator[None]:
             del os.environ[CACHE]
 
 
+def _network(name: str) -> str:
+    try:
+        architecture(name)
+    except ValueError as why:
+        raise argparse.ArgumentTypeError(str(why)) from None
+    return name
+
+
 def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Workload]]:
     """The command line, and the workloads that it asks for."""
     parser = argparse.ArgumentParser(
@@ -264,7 +272,7 @@ def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Workload]]:
     add = parser.add_argument
     named = "".join(f"\n  {work.name}: {work}" for work in WORKLOADS.values())
     add("--workload", nargs="+", metavar="NAME", help=f"all, or some of (* is any){named}")
-    add("--net", choices=mssar.list_models(), help="instead of a workload; resnet20")
+    add("--net", type=_network, help="instead of a workload, also timm:NAME; resnet20")
     add("--batch", type=int, help="with --net; 128")
     add("--size", type=int, help="with --net: side of an image; the network's own")
     add("--train", action="store_true", help="with --net: forward and backward; else inference")

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mssar
-from mssar.networks.registry import architecture
+from mssar.surgery.foreign import architecture, build, imported, is_foreign
 
 WARM_UP = 3  # steps before any is timed or captured: libraries search and set themselves up
 TURN = 4  # steps that are timed one after the other on a GPU
@@ -85,21 +85,23 @@ def has_triton(device: torch.device) -> bool:
 
 def without(net: str, _: torch.device) -> nn.Module:
     """A network without recalibration."""
-    return mssar.create_model(net)
+    return build(net)
 
 
 def plain(recalibration: str, net: str, _: torch.device) -> nn.Module:
     """A network in plain PyTorch."""
-    return mssar.create_model(net, recalibration, backend="reference")
+    return build(net, recalibration, backend="reference")
 
 
 def own(recalibration: str, net: str, device: torch.device) -> nn.Module:
     """This package's best: fused kernels where they can be."""
     backend = "triton" if has_triton(device) else "auto"
-    return mssar.create_model(net, recalibration, backend=backend)
+    return build(net, recalibration, backend=backend)
 
 
 def obvious(net: str, _: torch.device) -> nn.Module:
+    if is_foreign(net):
+        raise MissingError("it is not put into networks of others")
     reduction = architecture(net).defaults.get("reduction", 1)
     return mssar.create_model(net, partial(Obvious, reduction=reduction))
 
@@ -119,8 +121,18 @@ def of_timm(file: str, kind: str, options: dict[str, Any], channels: int) -> nn.
 
 
 def with_timm(name: str, net: str, _: torch.device) -> nn.Module:
-    """A DenseNet's recalibrates the new channels by themselves."""
-    return mssar.create_model(net, TIMM[name])
+    """A DenseNet's recalibrates the new channels by themselves; timm's networks have a place."""
+    if not is_foreign(net):
+        return mssar.create_model(net, TIMM[name])
+    library, short = net.split(":", 1)
+    if library != "timm":
+        raise MissingError(f"{library} has no place for it")
+
+    def attention(channels: int, **_kind: Any) -> nn.Module:
+        return TIMM[name](channels)
+
+    made: nn.Module = imported("timm").create_model(short, block_args={"attn_layer": attention})
+    return made
 
 
 SIXTEENTH: dict[str, Any] = {"rd_ratio": 1 / 16}
