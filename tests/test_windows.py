@@ -37,7 +37,7 @@ def radii_of(x, scales=SCALES):
     return [Sliding(scale).radius(tuple(x.shape[-2:])) for scale in scales]
 
 
-def close(found, expected, tolerance=1e-6):
+def assert_near(found, expected, tolerance=1e-6):
     assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
@@ -53,7 +53,7 @@ def test_means_are_those_of_sliding(dtype, size, memory_format):
     scales = (1, 3)
     for scale, mean in zip(scales, means(x, radii_of(x, scales)), strict=True):
         assert (mean.dtype, mean.stride()) == (dtype, x.stride())
-        close(mean, Sliding(scale).pool(x.double()), TOLERANCE[dtype])
+        assert_near(mean, Sliding(scale).pool(x.double()), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("memory_format", FORMATS)
@@ -63,7 +63,7 @@ def test_the_gradient_of_all_scales_together(size, memory_format):
     probes = [torch.randn_like(x) for _ in SCALES]
     found = gradient(means(x, radii_of(x)), x, probes)
     assert found.stride() == x.stride()
-    close(found, gradient([Sliding(scale).pool(x) for scale in SCALES], x, probes), 2e-6)
+    assert_near(found, gradient([Sliding(scale).pool(x) for scale in SCALES], x, probes), 2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -73,7 +73,9 @@ def test_the_gradient_in_half_types(dtype):
     probes = [torch.randn_like(x) for _ in SCALES]
     found = gradient(means(x, radii_of(x)), x, probes)
     pooled = [Sliding(scale).pool(wide) for scale in SCALES]
-    close(found, gradient(pooled, wide, [probe.double() for probe in probes]), 2 * TOLERANCE[dtype])
+    assert_near(
+        found, gradient(pooled, wide, [probe.double() for probe in probes]), 2 * TOLERANCE[dtype]
+    )
 
 
 def test_radii_at_the_ends():
@@ -81,9 +83,9 @@ def test_radii_at_the_ends():
     x = random(1, 3, 4, 6)
     alone, three, all_of_it, more = means(x, [0, 2, 5, 1000])
     assert torch.equal(alone, x)
-    close(three[:, :, 0, 0], x[:, :, :3, :3].mean((2, 3)))
-    close(three[:, :, 3, 4], x[:, :, 1:, 2:].mean((2, 3)))
-    close(all_of_it, x.mean((2, 3), keepdim=True).expand_as(x))
+    assert_near(three[:, :, 0, 0], x[:, :, :3, :3].mean((2, 3)))
+    assert_near(three[:, :, 3, 4], x[:, :, 1:, 2:].mean((2, 3)))
+    assert_near(all_of_it, x.mean((2, 3), keepdim=True).expand_as(x))
     assert torch.equal(more, all_of_it)
 
 
@@ -97,9 +99,9 @@ def test_large_maps_in_small_tiles(monkeypatch, shape, longest):
         monkeypatch.setattr(op, name, value)
     x = random(*shape).requires_grad_()
     found, expected = means(x, radii_of(x, [3])), [Sliding(3).pool(x)]
-    close(found[0], expected[0])
+    assert_near(found[0], expected[0])
     probe = [torch.randn_like(x)]
-    close(gradient(found, x, probe), gradient(expected, x, probe), 2e-6)
+    assert_near(gradient(found, x, probe), gradient(expected, x, probe), 2e-6)
 
 
 def test_any_strides():
@@ -110,7 +112,7 @@ def test_any_strides():
     (expected,) = means(x.contiguous(), [1])
     assert torch.equal(found, expected)
     (ones,) = means(torch.ones_like(x), [1])
-    close(ones, torch.ones_like(x))
+    assert_near(ones, torch.ones_like(x))
     assert torch.equal(adjoint(grads, x, [1]), adjoint([grads[0].contiguous()], x, [1]))
     assert means(x[:0], [1])[0].shape == (0, *x.shape[1:])
     assert means(x, []) == []
@@ -121,16 +123,16 @@ def test_large_values_leave_nothing_behind():
     x = random(1, 2, 12, 4)
     x[:, :, 1] = 3e4
     (mean,) = means(x, [1])
-    close(mean[:, :, 4:], Sliding(4).pool(x[:, :, 3:])[:, :, 1:])
+    assert_near(mean[:, :, 4:], Sliding(4).pool(x[:, :, 3:])[:, :, 1:])
 
 
 def test_gradients_of_some_scales():
     x = random(1, 2, 2, 2).requires_grad_()
     pooled = means(x, radii_of(x))
     probe = torch.randn_like(x)
-    close(gradient([pooled[1]], x, [probe]), gradient([Sliding(2).pool(x)], x, [probe]), 2e-6)
+    assert_near(gradient([pooled[1]], x, [probe]), gradient([Sliding(2).pool(x)], x, [probe]), 2e-6)
     some = gradient([means(x, radii_of(x))[k] for k in (0, 2)], x, [probe, 2 * probe])
-    close(some, adjoint([probe, 2 * probe], x, [radii_of(x)[k] for k in (0, 2)]))
+    assert_near(some, adjoint([probe, 2 * probe], x, [radii_of(x)[k] for k in (0, 2)]))
 
 
 def test_the_adjoint_has_the_means_as_its_gradient():

@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from mssar.lab.report import plane
 from mssar.lab.report.content import Compared, Comparison
-from mssar.lab.report.phrases import marked, opening, plus_minus, signed, spelt
+from mssar.lab.report.phrases import (
+    cell,
+    marked,
+    opening,
+    plus_minus,
+    recalibrated,
+    signed,
+    spelt,
+)
 
 NOTE = (
     "One network, one recipe, trained with each recalibration. Parameters and multiply-adds are "
@@ -30,7 +38,12 @@ def _columns(of: Comparison) -> list[_Column]:
         return f" <small>+{count / plain - 1:.1%}</small>" if plain and count != plain else ""
 
     columns = [
-        _Column("recalibration", "Recalibration", _recalibration, lambda r: of.rows.index(r)),
+        _Column(
+            "recalibration",
+            "Recalibration",
+            lambda r: recalibrated(r.recalibration, r.options),
+            lambda r: of.rows.index(r),
+        ),
         _Column("mean", "Error, %", _error, lambda r: r.mean),
         _Column("gain", "Below none", lambda r: signed(r.gain), lambda r: r.gain),
         _Column(
@@ -77,22 +90,10 @@ def article(of: Comparison, number: int) -> str:
 
 
 def _row(row: Compared, columns: list[_Column], of: Comparison) -> str:
-    cells = []
-    for column in columns:
-        value = column.value(row)
-        kind = "th" if column.key == "recalibration" else "td"
-        scope = ' scope="row" role="rowheader"' if kind == "th" else ' role="cell"'
-        sort = "" if value is None else f' data-value="{escape(str(value))}"'
-        cells.append(f'<{kind}{scope} class="{column.key}"{sort}>{column.cell(row)}</{kind}>')
+    cells = [cell(c.key, c.key == "recalibration", c.value(row), c.cell(row)) for c in columns]
     key = escape("|".join((of.network, row.recalibration, row.options, of.dataset, "compared")))
     where = f'data-network="{escape(of.network)}" data-dataset="{escape(spelt(of.dataset))}"'
     return f'<tr role="row" data-row="{key}" {where} data-n="{row.n}">{"".join(cells)}</tr>'
-
-
-def _recalibration(row: Compared) -> str:
-    mark = f'<i class="mark" data-recalibration="{escape(row.recalibration)}"></i>'
-    options = f" <small>{escape(row.options)}</small>" if row.options else ""
-    return f"{mark}{escape(spelt(row.recalibration))}{options}"
 
 
 def _error(row: Compared) -> str:

@@ -19,7 +19,17 @@ from typing import Any, NamedTuple
 from mssar.lab.report import compared
 from mssar.lab.report.comparison import ORDER
 from mssar.lab.report.content import Claim, Page, Row, Table, plain
-from mssar.lab.report.phrases import asset, marked, opening, plus_minus, signed, spelt, wording
+from mssar.lab.report.phrases import (
+    asset,
+    cell,
+    marked,
+    opening,
+    plus_minus,
+    recalibrated,
+    signed,
+    spelt,
+    wording,
+)
 
 SCRIPTS = (
     "dom.js",
@@ -134,7 +144,7 @@ _COLUMNS = (
     _Column(
         "recalibration",
         "Recalibration",
-        lambda r: _recalibration(r),
+        lambda r: recalibrated(r.recalibration, r.options),
         lambda r: f"{_RANK.get(r.recalibration, 9)} {r.recalibration} {r.options}",
     ),
     _Column(
@@ -212,23 +222,11 @@ def _table(table: Table, number: int) -> str:
 
 
 def _row(row: Row, columns: list[_Column]) -> str:
-    cells = []
-    for column in columns:
-        value = column.value(row)
-        kind = "th" if column.key == "network" else "td"
-        scope = ' scope="row" role="rowheader"' if kind == "th" else ' role="cell"'
-        sort = "" if value is None else f' data-value="{escape(str(value))}"'
-        cells.append(f'<{kind}{scope} class="{column.key}"{sort}>{column.cell(row)}</{kind}>')
+    cells = [cell(c.key, c.key == "network", c.value(row), c.cell(row)) for c in columns]
     key = escape("|".join((row.network, row.recalibration, row.options, row.dataset)))
     where = f'data-network="{escape(row.network)}" data-dataset="{escape(spelt(row.dataset))}"'
     where += f' data-n="{row.n}"'
     return f'<tr role="row" data-row="{key}" {where}>{"".join(cells)}</tr>'
-
-
-def _recalibration(row: Row) -> str:
-    mark = f'<i class="mark" data-recalibration="{escape(row.recalibration)}"></i>'
-    options = f" <small>{escape(row.options)}</small>" if row.options else ""
-    return f"{mark}{escape(spelt(row.recalibration))}{options}"
 
 
 def _ours(row: Row) -> str:

@@ -41,6 +41,22 @@ def opening(runs: Sequence[str], number: str) -> str:
     return f'<button type="button" class="runs" data-runs="{ids}">{number}</button>'
 
 
+def cell(key: str, heads: bool, value: float | str | None, html: str) -> str:
+    """A table's cell, which is sorted by a value; one that heads its row is announced as that."""
+    kind = "th" if heads else "td"
+    scope = ' scope="row" role="rowheader"' if heads else ' role="cell"'
+    sort = "" if value is None else f' data-value="{escape(str(value))}"'
+    return f'<{kind}{scope} class="{key}"{sort}>{html}</{kind}>'
+
+
+def recalibrated(recalibration: str, options: str) -> str:
+    """A recalibration by its colour and name, and what is not usual of it."""
+    mark = f'<i class="mark" data-recalibration="{escape(recalibration)}"></i>'
+    return f"{mark}{escape(spelt(recalibration))}" + (
+        f" <small>{escape(options)}</small>" if options else ""
+    )
+
+
 @cache
 def asset(name: str) -> str:
     return (files("mssar.lab.report") / "assets" / name).read_text(encoding="utf-8")
