@@ -161,6 +161,10 @@ class Run:
         what = f"{self.dataset}-{network}-{self.recalibration}{options}"
         return f"{what}-seed{self.seed}-{digest[:6]}"
 
+    def differs_in_seed_or_data(self, other: Run) -> bool:
+        """Whether it is another run of what the other one trains, and nothing else is different."""
+        return self != other and replace(self, seed=other.seed, dataset=other.dataset) == other
+
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON has it; :func:`run_from_dict` reads it back."""
         options = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}

@@ -40,7 +40,7 @@ class CifarResNet(Classifier):
         initialise(self)
         self.reset_classifier(num_classes)
 
-    def forward_features(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N 64 h w"]:
+    def forward_features(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
         x = F.relu(self.bn1(self.conv1(x)))  # N 16 H W
         x = self.layer3(self.layer2(self.layer1(x)))  # N 64 H/4 W/4
         return x

@@ -60,6 +60,15 @@ Width: TypeAlias = Annotated[
         rich_help_panel=HOW,
     ),
 ]
+Together: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--stack",
+        min=1,
+        help="Runs of one network that are trained as a single wide one, which a GPU does faster.",
+        rich_help_panel=HOW,
+    ),
+]
 SyncBN: TypeAlias = Annotated[
     bool,
     typer.Option(
@@ -169,6 +178,7 @@ def carry_out(
     *,
     data_dir: Path | None = None,
     width: int | None = None,
+    stack: int = 1,
     budget: float | None = None,
     tensorboard: bool = False,
     record_in: Path,
@@ -187,7 +197,7 @@ def carry_out(
         keep_compiled(places.folder(data_dir if own else None))
     records.read(record_in)  # and so is a file that records cannot be added to
     with joined(how.device) as world, _observing(world, tensorboard) as observer:
-        at_once = width or (4 if how.device.type == "cuda" else 1)
+        at_once = width or max(stack, 4 if how.device.type == "cuda" else 1)
         return train(
             runs,
             load,
@@ -195,6 +205,7 @@ def carry_out(
             folder,
             observer,
             width=at_once if world.size == 1 else 1,
+            stack=stack,
             budget=None if budget is None else budget - (time.monotonic() - begun),
             world=world,
             record=into(record_in),

@@ -200,6 +200,23 @@ class ArraysFeed:
         """Nothing is open."""
 
 
+def arrays_feed(
+    data: Arrays,
+    resident: dict[object, Resident],
+    recipe: Recipe,
+    seed: int,
+    device: torch.device,
+    world: World,
+) -> ArraysFeed:
+    """Of a data set that is brought to the device once for all runs: ``resident``."""
+    if not isinstance(recipe.augmentation, Crops):
+        raise ValueError(f"the recipe {recipe.name} is for photographs; not {data.name}")
+    key = (data.name, recipe.augmentation.padding)
+    if key not in resident:
+        resident[key] = Resident(data, recipe.augmentation.padding, device)
+    return ArraysFeed(data, resident[key], recipe, seed, device, world)
+
+
 class FolderFeed:
     """Photographs that are read, decoded and transformed on the way."""
 

@@ -1,7 +1,8 @@
 """Several runs in one process, taking turns; on a GPU each has its own stream and graphs.
 
 One small network does not fill a large chip: on an H200 four ResNet-20 take twice as long as one.
-What a run computes does not depend on its company.
+What a run computes does not depend on its company, but for rounding where runs of one network are
+trained as a single wide one (``stack``).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,10 +20,13 @@ import torch
 from mssar.lab import records
 from mssar.lab.data import Data
 from mssar.lab.engine import failure
+from mssar.lab.engine.abreast import Berth, Crew
 from mssar.lab.engine.clock import Clock, Typical
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import Resident
+from mssar.lab.engine.muster import Muster
 from mssar.lab.engine.observer import Observer
+from mssar.lab.engine.pace import own_lane
 from mssar.lab.engine.result import finished
 from mssar.lab.engine.training import Training
 from mssar.lab.engine.world import World
@@ -48,6 +52,7 @@ def train(
     observer: Observer,
     *,
     width: int = 1,
+    stack: int = 1,
     budget: float | None = None,
     world: World | None = None,
     record: Callable[[Record], None] = lambda _: None,
@@ -55,26 +60,30 @@ def train(
 ) -> Outcome:
     """Train runs, ``width`` at a time, each in its own folder under ``folder``.
 
-    Runs that are finished there are not trained again, and those that were begun go on, unless all
+    Of these up to ``stack`` that differ in seed or data alone are trained as one network. Runs that
+    are finished in their folder are not trained again, and those that were begun go on, unless all
     are to begin ``anew``. ``load`` gives a data set by its name; ``record`` is handed the record of
     every finished run. A run that fails is among the failures, and the others go on; where all
     failed by mistakes of the user's, the first is raised.
     """
     if width < 1:
         raise ValueError(f"the width of a fleet is 1 or more; got {width}")
-    clock = Clock(budget)
-    fleet = _Fleet(load, execution, folder, observer, width, world or World(), record, anew, clock)
+    world, clock, waiting = world or World(), Clock(budget), deque(dict.fromkeys(runs))
+    muster = Muster(stack, load, execution, folder, world, anew)
+    fleet = _Fleet(
+        load, execution, folder, observer, width, muster, world, record, anew, clock, waiting
+    )
     with clock.listening(), settings(execution):
-        fleet.work(deque(dict.fromkeys(runs)))
+        fleet.work()
     fleet.outcome.signal = clock.signal
     return fleet.outcome
 
 
 @dataclass(eq=False)
 class _Boat:
-    """A run at sea."""
+    """A run at sea, or several that are trained as one."""
 
-    training: Training
+    training: Training | Crew
     work: Iterator[None]
     prepared: float  # seconds it took to make ready
     new: bool = True  # until it had a turn
@@ -87,10 +96,12 @@ class _Fleet:
     folder: Path
     observer: Observer
     width: int
+    muster: Muster
     world: World
     record: Callable[[Record], None]
     anew: bool
     clock: Clock
+    waiting: deque[Run]
     outcome: Outcome = field(default_factory=Outcome)
     mistakes: list[str] = field(default_factory=list)  # among the failures
     untidy: bool = False  # since a failure
@@ -99,11 +110,11 @@ class _Fleet:
     # Streams that are free again. Memory is kept by stream: the next run finds the last one's.
     lanes: list[torch.cuda.Stream | None] = field(default_factory=list)
 
-    def work(self, waiting: deque[Run]) -> None:
+    def work(self) -> None:
         sailing: list[_Boat] = []
         try:
-            while waiting or sailing:
-                self._launch(waiting, sailing)
+            while self.waiting or sailing:
+                self._launch(sailing)
                 if not (sailing and self._round(sailing)):
                     self._save(sailing)
                     break
@@ -114,7 +125,7 @@ class _Fleet:
                     self._save(sailing)
             raise
         finally:
-            self.outcome.left = [boat.training.run for boat in sailing] + list(waiting)
+            self.outcome.left = [*_runs(sailing), *self.waiting]
             while sailing:
                 self._leave(sailing[-1], sailing)
         outcome = self.outcome
@@ -124,13 +135,13 @@ class _Fleet:
 
     # Each in a function of its own: nothing may keep a finished run, or the next lacks its memory.
 
-    def _launch(self, waiting: deque[Run], sailing: list[_Boat]) -> None:
-        while waiting and len(sailing) < self.width:
+    def _launch(self, sailing: list[_Boat]) -> None:
+        while self.waiting and (room := self.width - len(_runs(sailing))) > 0:
             if self._expired(sailing, self.starts.seconds):
                 return
-            run = waiting.popleft()
+            run = self.waiting.popleft()
             try:
-                if boat := self._begin(run):
+                if boat := self._begin(run, room):
                     sailing.append(boat)
             except Exception as error:
                 said = self._failed(error, run, sailing)
@@ -151,12 +162,13 @@ class _Fleet:
             except Exception as error:
                 self._lose(boat, sailing, error)
                 break  # its memory is for the others: they have their turns once it is free
-            boat.training.company.add(len(sailing))
+            boat.training.company.add(len(_runs(sailing)))
             if not going:
                 self._leave(boat, sailing)
                 self.lanes.append(boat.training.lane)
-                if self.world.leads and (done := finished(boat.training.directory)):
-                    self._done(done)
+                for training in boat.training.trainings:
+                    if self.world.leads and (done := finished(training.directory)):
+                        self._done(done)
         return moved
 
     def _expired(self, sailing: list[_Boat], seconds: float) -> bool:
@@ -178,7 +190,7 @@ class _Fleet:
         if full:
             raise full
 
-    def _begin(self, run: Run) -> _Boat | None:
+    def _begin(self, run: Run, room: int) -> _Boat | None:
         directory = self.folder / run.name
         done = finished(directory) if self.world.leads and not self.anew else None
         if self.world.any(done is not None, self.execution.device):
@@ -187,18 +199,44 @@ class _Fleet:
                 self.observer.said(f"{run.label}, seed {run.seed}: finished before, in {directory}")
             return None
         begun = time.monotonic()
-        training = Training(
+        lane = self.lanes.pop() if self.lanes else own_lane(self.execution)
+        training: Training | Crew
+        if mates := self.muster.mates(run, self.waiting, room):
+            training = self._crew([run, *mates], lane)
+        else:
+            training = self._training(run, lane)
+        return _Boat(training, training.work(), time.monotonic() - begun)
+
+    def _training(
+        self, run: Run, lane: torch.cuda.Stream | None, berth: Berth | None = None
+    ) -> Training:
+        return Training(
             run,
             self.load(run.dataset),
             self.execution,
-            directory,
+            self.folder / run.name,
             self.observer,
             world=self.world,
             resident=self.resident,
-            lane=self.lanes.pop() if self.lanes else None,
+            lane=lane,
             anew=self.anew,
+            berth=berth,
         )
-        return _Boat(training, training.work(), time.monotonic() - begun)
+
+    def _crew(self, runs: list[Run], lane: torch.cuda.Stream | None) -> Crew:
+        """Runs abreast. Should they not get ready, they are tried one by one."""
+        trainings = list[Training]()
+        try:
+            with torch.cuda.stream(lane) if lane else nullcontext():
+                berths = self.muster.berths(runs, self.resident)
+            for run, berth in zip(runs, berths, strict=True):
+                trainings.append(self._training(run, lane, berth))
+            return Crew(trainings)
+        except Exception:
+            for training in trainings:
+                training.close()
+            self.muster.split(runs[1:], self.waiting)
+            raise
 
     def _turn(self, boat: _Boat) -> bool:
         """Let a run go on to its next pause; False when it has ended."""
@@ -225,8 +263,19 @@ class _Fleet:
 
     def _lose(self, boat: _Boat, sailing: list[_Boat], error: Exception) -> None:
         self._leave(boat, sailing)
-        run = boat.training.run
-        self.observer.failed(run, self._failed(error, run, sailing))
+        runs = [training.run for training in boat.training.trainings]
+        if len(runs) == 1:
+            self.observer.failed(runs[0], self._failed(error, runs[0], sailing))
+            return
+        if isinstance(error, OSError):
+            raise error
+        # What is not finite in one network is soon in all of them, so nobody knows whose it was.
+        self.untidy = True
+        self.observer.said(
+            f"{runs[0].label}: {len(runs)} runs that were trained as one go on from their last "
+            f"checkpoints, each by itself, since {error}"
+        )
+        self.muster.split(runs, self.waiting)
 
     def _failed(self, error: Exception, run: Run, others: list[_Boat]) -> str:
         """Note that a run cannot go on, and why. What is no fault of one run is raised."""
@@ -257,6 +306,10 @@ class _Fleet:
     def _done(self, record: Record) -> None:
         self.record(record)
         self.outcome.records.append(record)
+
+
+def _runs(sailing: Iterable[_Boat]) -> list[Run]:
+    return [training.run for boat in sailing for training in boat.training.trainings]
 
 
 def into(path: Path) -> Callable[[Record], None]:

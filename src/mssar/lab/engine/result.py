@@ -30,9 +30,11 @@ def record(
     *,
     processes: int,
     together: int,
+    stacked: int = 1,
     unreadable: int | None = None,
 ) -> Record:
-    """What is kept of a finished run; ``together``: so many runs shared the device."""
+    """What is kept of a finished run; ``together``: so many runs shared the device, and of these
+    ``stacked`` were one network."""
     with torch.device("meta"):
         counted = cost(run.build(len(data.classes)), image_shape(run, data))
     epochs = tuple(Epoch(**found) for found in progress.history)
@@ -46,7 +48,12 @@ def record(
             "test": len(data.test),
             **({} if unreadable is None else {"unreadable": unreadable}),
         },
-        execution={**execution.as_dict(), "processes": processes, "together": together},
+        execution={
+            **execution.as_dict(),
+            "processes": processes,
+            "together": together,
+            **({"stacked": stacked} if stacked > 1 else {}),
+        },
         environment={**provenance.environment(execution.device), **_earlier(progress)},
         code=provenance.code(),
         command=provenance.command(),

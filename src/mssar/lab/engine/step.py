@@ -30,7 +30,8 @@ class Learner:
     """A network, its momentum, perhaps its average, and the step that changes them.
 
     Learning rate, step counter and the losses of an epoch live on the device: a step never waits
-    for the host, nor the host for a step. ``seed`` is for networks that drop at random.
+    for the host, nor the host for a step. ``seed`` is for networks that drop at random; of a
+    ``stacked`` network there are so many losses.
     """
 
     def __init__(
@@ -41,16 +42,17 @@ class Learner:
         execution: Execution,
         world: World,
         seed: int | None = None,
+        stacked: tuple[int, ...] = (),
     ) -> None:
-        device, steps = execution.device, len(feed.sizes)
+        device, shape = execution.device, (*stacked, len(feed.sizes))
         self.feed, self.execution, self.world = feed, execution, world
         if world.size > 1 and execution.sync_bn:
             model = synchronise_norms(model, device)
         self.model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.lr, self._rate = torch.zeros((), device=device), 0.0
         self.counter = torch.zeros((), dtype=torch.int64, device=device)
-        self.losses = torch.zeros(steps, device=device)  # means over the global batch
-        self.wrong = torch.zeros(steps, dtype=torch.int64, device=device)
+        self.losses = torch.zeros(shape, device=device)  # means over the global batch
+        self.wrong = torch.zeros(shape, dtype=torch.int64, device=device)
         self.optimiser = torch.optim.SGD(
             self.model.parameters(),
             lr=self.lr,
@@ -142,22 +144,34 @@ class Learner:
         x, y = self.feed.take(self.counter, size)
         with self.execution.autocast():
             logits = self.forward(x)
-        smoothing = self.smoothing
-        loss = F.cross_entropy(logits.float(), y, reduction="sum", label_smoothing=smoothing)
+        loss, wrong = self._judged(logits.float(), y)
         loss = loss / total
         # Gradients are averaged over processes, losses are shares of one mean.
-        (loss * self.world.size if self.world.size > 1 else loss).backward()
+        share = loss * self.world.size if self.world.size > 1 else loss
+        share.backward(torch.ones_like(share))
+        self._differentiated()
         self.optimiser.step()
         if self.average:
             self.average.update()
         with torch.no_grad():
             at = self.counter.view(1)
-            self.losses.index_copy_(0, at, loss.detach().view(1))
-            missed = logits.argmax(1) != y
-            if self.feed.loads:  # a file that cannot be read has no label
-                missed &= y >= 0
-            self.wrong.index_copy_(0, at, missed.sum().view(1))
+            self.losses.index_copy_(-1, at, loss.detach().unsqueeze(-1))
+            self.wrong.index_copy_(-1, at, wrong.unsqueeze(-1))
             self.counter += 1
+
+    def _judged(
+        self, logits: Float[Tensor, "n D"], y: Int64[Tensor, " n"]
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of a batch's losses, and how many are wrong."""
+        smoothing = self.smoothing
+        loss = F.cross_entropy(logits, y, reduction="sum", label_smoothing=smoothing)
+        missed = logits.argmax(1) != y
+        if self.feed.loads:  # a file that cannot be read has no label
+            missed &= y >= 0
+        return loss, missed.sum()
+
+    def _differentiated(self) -> None:
+        """Once gradients are there."""
 
     def _capture(self, size: int, total: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -241,16 +255,7 @@ class Examiner:
 
     def score(self) -> Score:
         """The outcome; waits for the device."""
-        count, wrong, wrong5, loss = self.world.sum(self.sums.clone()).cpu()
-        if not count.sum():
-            raise ValueError("no test image could be read")
-        by_class = 100 * wrong / count.clamp(min=1)
-        return Score(
-            float(loss.sum() / count.sum()),
-            float(100 * wrong.sum() / count.sum()),
-            float(100 * wrong5.sum() / count.sum()),
-            tuple(by_class.tolist()),
-        )
+        return scored(self.world.sum(self.sums.clone()).cpu())
 
     @torch.no_grad()
     def _body(self, step: int) -> None:
@@ -297,6 +302,20 @@ def tally(
         [torch.ones_like(losses), 1.0 - right[:, 0].float(), 1.0 - right.any(1).float(), losses]
     )
     return rows.double() @ (y[:, None] == classes).double()
+
+
+def scored(sums: Float[Tensor, "4 D"]) -> Score:
+    """A test's outcome from what ``tally`` added up."""
+    count, wrong, wrong5, loss = sums
+    if not count.sum():
+        raise ValueError("no test image could be read")
+    by_class = 100 * wrong / count.clamp(min=1)
+    return Score(
+        float(loss.sum() / count.sum()),
+        float(100 * wrong.sum() / count.sum()),
+        float(100 * wrong5.sum() / count.sum()),
+        tuple(by_class.tolist()),
+    )
 
 
 def drops(model: nn.Module) -> bool:

@@ -16,15 +16,16 @@ from torch import Tensor
 from mssar.lab.data import Data
 from mssar.lab.data.imagefolder import Folder
 from mssar.lab.engine import checkpoint, failure, provenance, result
+from mssar.lab.engine.abreast import Berth
 from mssar.lab.engine.clock import Typical
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.failure import DivergedError
-from mssar.lab.engine.feed import ArraysFeed, Feed, FolderFeed, Resident
+from mssar.lab.engine.feed import Feed, FolderFeed, Resident, arrays_feed
 from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.engine.pace import Company, Pace, mark, own_lane
 from mssar.lab.engine.step import Examiner, Learner, Score
 from mssar.lab.engine.world import World
-from mssar.lab.recipes import Crops, Photographs
+from mssar.lab.recipes import Photographs
 from mssar.lab.records import Epoch
 from mssar.lab.run import Run
 
@@ -52,12 +53,13 @@ class Training:
         resident: dict[object, Resident] | None = None,
         lane: torch.cuda.Stream | None = None,
         anew: bool = False,
+        berth: Berth | None = None,
     ) -> None:
         self.run, self.execution, self.directory = run, execution, directory
         self.data = run.normalised(data)
         self.observer, self.world = observer, world or World()
         self.anew = anew  # what is in the folder is thrown away, once all else is ready
-        self.company = Company()
+        self.company, self.stacked = Company(), 1  # runs trained as one with this
         self.turns, self.saves = Typical(), Typical()  # how long they take
         self.lane = lane or own_lane(execution)
         self._kept: tuple[int, int] | None = None  # epoch and step of the last save
@@ -69,19 +71,17 @@ class Training:
         if self.world.leads:
             self._open.enter_context(checkpoint.held(directory))
         with self._open, self.stream:
-            self._prepare()
+            self._prepare(berth)
             self._open = self._open.pop_all()
 
-    def _prepare(self) -> None:
-        self.feed = self._feed()
-        self._open.callback(self.feed.close)
-        classes = len(self.data.classes)
-        recipe, execution, seed = self.run.recipe, self.execution, self.run.seed
-        # Of several processes the leader begins, and tells the others.
-        begins = self.world.leads and (self.anew or not checkpoint.checkpoints(self.directory))
-        model = self.run.begun(classes) if begins else self.run.build(classes)
-        self.learner = Learner(model, self.feed, recipe, execution, self.world, seed)
-        self.examiner = Examiner(self.learner.tested, self.feed, classes, execution, self.world)
+    def _prepare(self, berth: Berth | None) -> None:
+        self.feed: Feed
+        self.learner: Learner | Berth
+        self.examiner: Examiner | Berth
+        if berth:
+            self.feed, self.learner, self.examiner = berth.feed, berth, berth
+        else:
+            self._prepare_alone()
         if self.anew and self.world.leads:
             checkpoint.discard(self.directory, result.NAME, failure.NAME, "events.out.tfevents.*")
         self.progress = self._resumed() or checkpoint.Progress(
@@ -97,6 +97,18 @@ class Training:
         if self.execution.device.type == "cuda":
             torch.cuda.synchronize()  # what was made here may be used on another stream
 
+    def _prepare_alone(self) -> None:
+        self.feed = self._feed()
+        self._open.callback(self.feed.close)
+        classes = len(self.data.classes)
+        recipe, execution, seed = self.run.recipe, self.execution, self.run.seed
+        # Of several processes the leader begins, and tells the others.
+        begins = self.world.leads and (self.anew or not checkpoint.checkpoints(self.directory))
+        model = self.run.begun(classes) if begins else self.run.build(classes)
+        learner = Learner(model, self.feed, recipe, execution, self.world, seed)
+        self.learner = learner
+        self.examiner = Examiner(learner.tested, self.feed, classes, execution, self.world)
+
     def _feed(self) -> Feed:
         recipe, device = self.run.recipe, self.execution.device
         if isinstance(self.data, Folder):
@@ -109,13 +121,17 @@ class Training:
                 say(f"{path} cannot be read and is left out: {reason}")
 
             return FolderFeed(self.data, recipe, self.run.seed, self.execution, self.world, report)
-        if not isinstance(recipe.augmentation, Crops):
-            raise ValueError(f"the recipe {recipe.name} is for photographs; not {self.data.name}")
-        key = (self.data.name, recipe.augmentation.padding)
-        if key not in self._resident:
-            self._resident[key] = Resident(self.data, recipe.augmentation.padding, device)
-        resident = self._resident[key]
-        return ArraysFeed(self.data, resident, recipe, self.run.seed, device, self.world)
+        return arrays_feed(self.data, self._resident, recipe, self.run.seed, device, self.world)
+
+    @property
+    def trainings(self) -> list[Training]:
+        """As a crew has several."""
+        return [self]
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epochs, and steps of the next one, that are done."""
+        return self.progress.epoch, self.progress.step
 
     @property
     def stream(self) -> AbstractContextManager[object]:
@@ -171,7 +187,7 @@ class Training:
             if self.world.leads:
                 self.progress.seconds += self._lap()
                 checkpoint.write(self.directory, self.progress, state)
-            self._kept = self.progress.epoch, self.progress.step
+            self._kept = self.position
             self.world.wait()  # whoever leaves first has the others stopped
 
     def _require_good(self, state: checkpoint.Brought) -> None:
@@ -185,7 +201,7 @@ class Training:
     @property
     def saved(self) -> bool:
         """Whether nothing was done since."""
-        return self._kept == (self.progress.epoch, self.progress.step)
+        return self._kept == self.position
 
     @property
     def behind(self) -> float:
@@ -332,6 +348,7 @@ class Training:
             self.execution,
             processes=self.world.size,
             together=self.company.mean,
+            stacked=self.stacked,
             unreadable=self.feed.unreadable if self.feed.loads else None,
         )
         checkpoint.write_whole(self.directory / result.NAME, record.as_line().encode() + b"\n")

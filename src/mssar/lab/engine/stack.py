@@ -1,0 +1,143 @@
+"""Networks of one kind as a single one, side by side in their channels.  G networks.
+
+A small network leaves a large GPU mostly idle, and several on streams of their own still pay for
+every kernel: on an H200 a convolution of 16 channels takes 77 µs forward and backward, eight of
+them as one grouped convolution take 151 µs. So G networks become one with G times the channels.
+Norms have G times the channels, convolutions G groups; a matrix that must stay one (a classifier's,
+a recalibration's, which fused kernels read as they are) is block-diagonal. A network's numbers are
+what they would be by itself, up to rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from mssar.branch import Branch
+from mssar.layer import MSSAR
+from mssar.networks.cifar_resnet import CifarResNet
+from mssar.networks.resnet import BasicBlock
+
+# Modules in which channels meet in the leaves alone.
+HOLDERS = (CifarResNet, BasicBlock, Branch, MSSAR, nn.Sequential, nn.ModuleList, nn.Identity)
+LEAVES = (nn.Conv2d, nn.BatchNorm2d, nn.Linear)
+VECTOR = 8  # channels that are read at once: fewer of an input are filled up with empty ones
+
+Part = tuple[slice, ...]
+
+
+def obstacle(networks: Sequence[nn.Module]) -> str | None:
+    """Why networks cannot be one; None if they can."""
+    kinds = [{name: type(module) for name, module in net.named_modules()} for net in networks]
+    if any(kind != kinds[0] for kind in kinds):
+        return "they are not of one kind"
+    for name, kind in kinds[0].items():
+        if kind not in HOLDERS + LEAVES:
+            return f"{name or 'the network'} is a {kind.__name__}"
+    return None
+
+
+class Stack:
+    """``network``, and where each of the networks that it is made of lies in it.
+
+    It takes ``channels`` channels: those of all networks in turn, and empty ones.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        if reason := obstacle(networks):
+            raise ValueError(f"these networks cannot be trained as one: {reason}")
+        self.count = len(networks)
+        self.channels = 0
+        self.network = copy.deepcopy(networks[0])
+        self._parts: dict[str, list[Part]] = {}  # of a tensor by its name: each network's
+        self._owned: dict[str, Tensor] = {}  # which numbers of it are anybody's
+        for name, module in list(self.network.named_modules()):
+            if isinstance(module, MSSAR):
+                module.channels *= self.count
+            elif isinstance(module, LEAVES):
+                self._replace(name, [network.get_submodule(name) for network in networks])
+
+    def part(self, name: str, of: int, tensor: Tensor) -> Tensor:
+        """One network's part of a tensor that is shaped like the stack's of this name, a view."""
+        return tensor[self._parts[name][of]] if name in self._parts else tensor
+
+    def state(self, of: int) -> dict[str, Tensor]:
+        """One network's parameters and buffers, as views."""
+        found = self.network.state_dict()
+        return {name: self.part(name, of, tensor) for name, tensor in found.items()}
+
+    def masks(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Parameters with numbers that are nobody's and stay zero: their gradients' factors."""
+        shared = [(self.network.get_parameter(name), owned) for name, owned in self._owned.items()]
+        return [(parameter, owned.to(parameter)) for parameter, owned in shared]
+
+    def _replace(self, name: str, modules: list[nn.Module]) -> None:
+        """A wide module in the place of a narrow one."""
+        made, whole = self._widened(name, modules)
+        made.train(modules[0].training)
+        for key, target in made.state_dict().items():
+            sources = [module.state_dict()[key] for module in modules]
+            self._fill(f"{name}.{key}", target, sources, whole and key == "weight")
+        self.network.set_submodule(name, made)
+
+    def _widened(self, name: str, modules: list[nn.Module]) -> tuple[nn.Module, bool]:
+        """Such a module, and whether its weight is one matrix, or else one a network."""
+        first, count = modules[0], self.count
+        if isinstance(first, nn.BatchNorm2d):
+            return nn.BatchNorm2d(first.num_features * count, first.eps, first.momentum), False
+        if isinstance(first, nn.Linear):
+            outputs = sum(
+                module.out_features for module in modules if isinstance(module, nn.Linear)
+            )
+            return nn.Linear(first.in_features * count, outputs, first.bias is not None), True
+        assert isinstance(first, nn.Conv2d)
+        holder = self.network.get_submodule(name.rpartition(".")[0])
+        inputs, outer = first.in_channels * count, first.in_channels < VECTOR
+        product = isinstance(holder, Branch)
+        if outer and not product:
+            self.channels = inputs = -(-inputs // VECTOR) * VECTOR
+        # In groups, strides and few channels are slow: cuDNN takes the groups one by one.
+        whole = product or outer or first.stride != (1, 1)
+        made = nn.Conv2d(
+            inputs,
+            first.out_channels * count,
+            _pair(first.kernel_size),
+            _pair(first.stride),
+            first.padding if isinstance(first.padding, str) else _pair(first.padding),
+            _pair(first.dilation),
+            1 if whole else count,
+            first.bias is not None,
+        )
+        return made, whole
+
+    def _fill(self, name: str, target: Tensor, sources: list[Tensor], whole: bool) -> None:
+        if not target.ndim:  # how many batches a norm has seen: all of them as many
+            target.copy_(sources[0])
+            return
+        parts = list(_spans(sources, 0))
+        if whole:
+            parts = [
+                rows + columns for rows, columns in zip(parts, _spans(sources, 1), strict=True)
+            ]
+            target.zero_()
+            self._owned[name] = torch.zeros(target.shape, dtype=torch.bool)
+        for part, source in zip(parts, sources, strict=True):
+            target[part].copy_(source)
+            if whole:
+                self._owned[name][part] = True
+        self._parts[name] = parts
+
+
+def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
+    down, across = numbers
+    return down, across
+
+
+def _spans(sources: Sequence[Tensor], axis: int) -> Iterator[Part]:
+    """One after the other along an axis."""
+    ends = accumulate((source.shape[axis] for source in sources), initial=0)
+    return ((slice(*ends),) for ends in pairwise(ends))

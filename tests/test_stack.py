@@ -1,0 +1,235 @@
+"""Networks that are trained as one: the same numbers as each by itself, but for rounding."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lab import CPU, Log, arrays, assert_same, learnt, opened, timeless, tiny, trained
+from torch import nn
+
+import mssar
+from mssar.lab.data.dataset import Arrays
+from mssar.lab.engine import checkpoint, fleet
+from mssar.lab.engine.abreast import StackLearner
+from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.stack import Stack, obstacle
+from mssar.lab.engine.world import World
+from mssar.lab.run import Run
+
+CLASSES = (4, 7, 4)
+
+
+def networks(kind: str, **options: Any) -> list[nn.Module]:
+    torch.manual_seed(0)
+    made = [mssar.create_model("resnet8", kind, num_classes=d, **options) for d in CLASSES]
+    for network in made:
+        for p in network.parameters():
+            nn.init.normal_(p, p.mean().item(), 0.2)  # nothing is zero or one
+    return [network.double() for network in made]
+
+
+KINDS = [("none", {}), ("se", {"reduction": 2}), ("mssar", {}), ("mssar", {"strategy": "sliding"})]
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_each_network_computes_what_it_would_by_itself(kind, options):
+    alone = networks(kind, **options)
+    stack = Stack(alone)
+    stack.network.double()
+    images = [torch.randn(5, 3, 16, 16, dtype=torch.float64) for _ in alone]
+    labels = [torch.randint(4, (5,)) for _ in alone]
+    empty = torch.randn(5, stack.channels - 9, 16, 16, dtype=torch.float64)  # nobody reads them
+    assert stack.channels == 16
+    for mode in (True, False):
+        stack.network.train(mode)
+        together = stack.network(torch.cat([*images, empty], 1)).split(CLASSES, 1)
+        sum(F.cross_entropy(z, y) for z, y in zip(together, labels, strict=True)).backward()
+        for parameter, mask in stack.masks():
+            parameter.grad *= mask
+        for which, network in enumerate(alone):
+            network.train(mode)
+            logits = network(images[which])
+            torch.testing.assert_close(together[which], logits, rtol=1e-9, atol=1e-9)
+            F.cross_entropy(logits, labels[which]).backward()
+            for name, p in network.named_parameters():
+                found = stack.part(name, which, stack.network.get_parameter(name).grad)
+                torch.testing.assert_close(found, p.grad, rtol=1e-7, atol=1e-9)
+            state = stack.state(which)
+            assert state.keys() == network.state_dict().keys()
+            for name, tensor in network.state_dict().items():
+                torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["resnet8", "resnet20"], "they are not of one kind"),
+        (["densenet100", "densenet100"], "the network is a DenseNet"),
+    ],
+)
+def test_what_cannot_be_one_is_said(names, reason):
+    with torch.device("meta"):
+        made = [mssar.create_model(name, "none") for name in names]
+    with pytest.raises(ValueError, match=f"cannot be trained as one: {reason}"):
+        Stack(made)
+
+
+def test_a_module_that_mixes_channels_by_itself_is_no_part_of_a_stack():
+    network = mssar.create_model("resnet8", "none")
+    network.layer1[0].recalibrate = nn.GroupNorm(4, 16)
+    assert obstacle([network]) == "layer1.0.recalibrate is a GroupNorm"
+
+
+# Runs
+
+
+def two() -> dict[str, Arrays]:
+    """Data of as many images, with four and with seven classes."""
+    return {"tiny": arrays(), "other": replace(arrays(classes=7), name="other")}
+
+
+def runs() -> list[Run]:
+    """Four of one network, two of them on other data, and one of another network."""
+    made = [tiny(0, "mssar"), tiny(1, "mssar"), tiny(0, "mssar"), tiny(2, "mssar"), tiny(0)]
+    names = ["tiny", "other", "other", "tiny", "tiny"]
+    return [replace(run, dataset=name) for run, name in zip(made, names, strict=True)]
+
+
+def sail(runs: list[Run], folder: Path, log: Log | None = None, **how: Any) -> fleet.Outcome:
+    return fleet.train(runs, two().__getitem__, CPU, folder, log or Log(), **how)
+
+
+def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=2e-3, atol=2e-4, msg=name)
+
+
+def test_runs_as_one_end_where_they_would_alone(tmp_path):
+    into, log = fleet.into(tmp_path / "records.jsonl"), Log()
+    outcome = sail(runs(), tmp_path, log, width=8, stack=8, record=into)
+    assert (outcome.left, outcome.failures) == ([], [])
+    assert len(outcome.records) == 5
+    for run in runs():
+        alone = trained(run, two()[run.dataset], tmp_path / "alone" / run.name)
+        assert_near(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
+        (found,) = [r for r in outcome.records if r.run == run.as_dict()]
+        beside, by_itself = timeless(found), timeless(alone)
+        assert beside["execution"].pop("stacked", 1) == (4 if run.recalibration == "mssar" else 1)
+        for epoch, other in zip(beside.pop("epochs"), by_itself.pop("epochs"), strict=True):
+            assert epoch["lr"] == other["lr"]
+            for loss in ("train_loss", "test_loss"):
+                assert epoch[loss] == pytest.approx(other[loss], rel=1e-3)
+        for name in ("error", "error5", "class_errors"):
+            del beside[name], by_itself[name]
+        assert beside == by_itself
+        assert found.error == found.epochs[-1].test_error
+        assert len(found.class_errors) == len(two()[run.dataset].classes)
+
+
+def test_what_is_nobodys_stays_zero():
+    """Whatever weight decay and momentum do."""
+    data, each = arrays(), [tiny(seed, "mssar", weight_decay=0.1) for seed in (0, 1)]
+    muster = fleet.Muster(2, lambda _: data, CPU, Path("nowhere"), World(), anew=True)
+    learner = muster.berths(each, {})[0].all
+    assert isinstance(learner, StackLearner)
+    learner.begin(0, 0, 0.1)
+    for step in range(3):
+        learner.step(step)
+    for parameter, mask in learner.stack.masks():
+        assert mask.sum() < mask.numel()
+        assert not parameter[mask == 0].any()
+        assert parameter[mask == 1].all()
+
+
+@pytest.mark.parametrize("turns", [2, 4, 7])
+def test_an_interrupted_stack_goes_on_to_the_same_bits(tmp_path, turns):
+    """In an epoch, in its test, and in the next."""
+    chosen = runs()[:3]
+    sail(chosen, tmp_path / "whole", width=3, stack=3)
+    muster = fleet.Muster(3, two().__getitem__, CPU, tmp_path / "cut", World(), anew=False)
+    crew = fleet.Crew(
+        [
+            fleet.Training(
+                run, two()[run.dataset], CPU, tmp_path / "cut" / run.name, Log(), berth=b
+            )
+            for run, b in zip(chosen, muster.berths(chosen, {}), strict=True)
+        ]
+    )
+    work = crew.work()
+    for _ in range(turns):
+        next(work)
+    assert len({training.position for training in crew.trainings}) == 1
+    assert not crew.saved
+    crew.save()
+    assert crew.saved
+    work.close()
+    crew.close()
+    outcome = sail(chosen, tmp_path / "cut", width=3, stack=3)
+    assert [record.interruptions for record in outcome.records] == [1, 1, 1]
+    assert [record.execution["stacked"] for record in outcome.records] == [3, 3, 3]
+    for run in chosen:
+        assert_same(learnt(tmp_path / "cut" / run.name), learnt(tmp_path / "whole" / run.name))
+
+
+def test_a_run_of_a_stack_goes_on_by_itself_and_runs_by_themselves_in_a_stack(tmp_path):
+    first, second = runs()[0], runs()[3]
+    for run in (first, second):
+        with opened(run, two()["tiny"], tmp_path / run.name) as training:
+            work = training.work()
+            for _ in range(2 + run.seed):  # not equally far
+                next(work)
+            training.save()
+    outcome = sail([first, second], tmp_path, width=2, stack=2)
+    assert ["stacked" in record.execution for record in outcome.records] == [False, False]
+    for run in (first, second):
+        trained(run, two()["tiny"], tmp_path / "alone" / run.name)
+        assert_same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
+
+
+def test_a_loss_that_is_not_finite_takes_a_stack_apart(tmp_path, monkeypatch):
+    """Nobody knows whose it was: each goes on from its last epoch, and one of them fails."""
+    chosen, log = [tiny(seed) for seed in (0, 1, 2)], Log()
+    begin = StackLearner.begin
+
+    def spoilt(self: StackLearner, epoch: int, step: int, lr: float) -> None:
+        if epoch == 1:
+            with torch.no_grad():
+                self.stack.state(1)["conv1.weight"].fill_(float("nan"))
+        begin(self, epoch, step, lr)
+
+    monkeypatch.setattr(StackLearner, "begin", spoilt)
+    outcome = sail(chosen, tmp_path, log, width=3, stack=3)
+    assert outcome.failures == []  # the fault was not the run's own
+    assert any("go on from their last checkpoints, each by itself" in said for said in log.messages)
+    assert [record.interruptions for record in outcome.records] == [1, 1, 1]
+    assert all("stacked" not in record.execution for record in outcome.records)
+    for run in chosen:
+        last = checkpoint.progress(checkpoint.checkpoints(tmp_path / run.name)[-1])
+        assert last.epoch == 2
+
+
+def test_who_diverges_fails_and_the_others_do_not(tmp_path):
+    chosen = [tiny(seed, lr=1e30 if seed == 1 else 0.02) for seed in (0, 1, 2)]
+    outcome = sail(chosen, tmp_path, width=3, stack=3)
+    assert len(outcome.records) == 2  # of other recipes: they were never one
+    same = [tiny(seed, lr=1e30) for seed in (3, 4)]
+    outcome = sail(same, tmp_path, width=2, stack=2)
+    assert len(outcome.failures) == 2
+    assert not outcome.records
+
+
+@pytest.mark.parametrize(
+    ("how", "world", "stack", "words"),
+    [
+        (CPU, World(), 0, "a stack has 1 network or more; got 0"),
+        (Execution(CPU.device, deterministic=True), World(), 2, "leave out --stack or --determ"),
+        (CPU, World(0, 2), 2, "several processes train one network at a time"),
+    ],
+)
+def test_stacks_that_cannot_be_are_refused(tmp_path, how, world, stack, words):
+    with pytest.raises(ValueError, match=words):
+        fleet.train([tiny()], lambda _: arrays(), how, tmp_path, Log(), stack=stack, world=world)
