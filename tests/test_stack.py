@@ -212,6 +212,19 @@ def test_a_loss_that_is_not_finite_takes_a_stack_apart(tmp_path, monkeypatch):
         assert last.epoch == 2
 
 
+def test_what_has_no_room_as_one_is_trained_one_by_one(tmp_path, monkeypatch):
+    def crowded(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    monkeypatch.setattr(fleet.Muster, "berths", crowded)
+    log = Log()
+    outcome = sail([tiny(seed, epochs=1) for seed in (0, 1, 2)], tmp_path, log, width=3, stack=3)
+    assert sorted(record.run["seed"] for record in outcome.records) == [0, 1, 2]
+    assert log.messages[0].endswith(
+        "each by itself, since CUDA out of memory. Tried to allocate 2 GiB."
+    )
+
+
 def test_who_diverges_fails_and_the_others_do_not(tmp_path):
     chosen = [tiny(seed, lr=1e30 if seed == 1 else 0.02) for seed in (0, 1, 2)]
     outcome = sail(chosen, tmp_path, width=3, stack=3)

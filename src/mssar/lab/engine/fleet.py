@@ -200,12 +200,12 @@ class _Fleet:
             return None
         begun = time.monotonic()
         lane = self.lanes.pop() if self.lanes else own_lane(self.execution)
-        training: Training | Crew
+        training: Training | Crew | None
         if mates := self.muster.mates(run, self.waiting, room):
             training = self._crew([run, *mates], lane)
         else:
             training = self._training(run, lane)
-        return _Boat(training, training.work(), time.monotonic() - begun)
+        return _Boat(training, training.work(), time.monotonic() - begun) if training else None
 
     def _training(
         self, run: Run, lane: torch.cuda.Stream | None, berth: Berth | None = None
@@ -223,8 +223,8 @@ class _Fleet:
             berth=berth,
         )
 
-    def _crew(self, runs: list[Run], lane: torch.cuda.Stream | None) -> Crew:
-        """Runs abreast. Should they not get ready, they are tried one by one."""
+    def _crew(self, runs: list[Run], lane: torch.cuda.Stream | None) -> Crew | None:
+        """Runs abreast; None where they cannot be, and are to be tried one by one."""
         trainings = list[Training]()
         try:
             with torch.cuda.stream(lane) if lane else nullcontext():
@@ -232,11 +232,22 @@ class _Fleet:
             for run, berth in zip(runs, berths, strict=True):
                 trainings.append(self._training(run, lane, berth))
             return Crew(trainings)
-        except Exception:
+        except Exception as error:
             for training in trainings:
                 training.close()
-            self.muster.split(runs[1:], self.waiting)
-            raise
+            self._take_apart(runs, error)
+            return None
+
+    def _take_apart(self, runs: list[Run], error: Exception) -> None:
+        """Have runs that were to be one go on by themselves."""
+        if isinstance(error, OSError):  # a full disk is everybody's
+            raise error
+        self.untidy = True
+        self.muster.split(runs, self.waiting)
+        self.observer.said(
+            f"{runs[0].label}: {len(runs)} runs that were trained as one go on from their last "
+            f"checkpoints, each by itself, since {error}"
+        )
 
     def _turn(self, boat: _Boat) -> bool:
         """Let a run go on to its next pause; False when it has ended."""
@@ -267,15 +278,8 @@ class _Fleet:
         if len(runs) == 1:
             self.observer.failed(runs[0], self._failed(error, runs[0], sailing))
             return
-        if isinstance(error, OSError):
-            raise error
         # What is not finite in one network is soon in all of them, so nobody knows whose it was.
-        self.untidy = True
-        self.observer.said(
-            f"{runs[0].label}: {len(runs)} runs that were trained as one go on from their last "
-            f"checkpoints, each by itself, since {error}"
-        )
-        self.muster.split(runs, self.waiting)
+        self._take_apart(runs, error)
 
     def _failed(self, error: Exception, run: Run, others: list[_Boat]) -> str:
         """Note that a run cannot go on, and why. What is no fault of one run is raised."""

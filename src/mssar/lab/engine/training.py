@@ -66,20 +66,20 @@ class Training:
         self._clock = time.monotonic()
         self._pace = Pace(execution.device, self.world)
         self._asked: tuple[torch.cuda.Event, Tensor, int] | None = None
-        self._resident = {} if resident is None else resident
+        self._resident, self._berth = {} if resident is None else resident, berth
         self._open = ExitStack()
         if self.world.leads:
             self._open.enter_context(checkpoint.held(directory))
         with self._open, self.stream:
-            self._prepare(berth)
+            self._prepare()
             self._open = self._open.pop_all()
 
-    def _prepare(self, berth: Berth | None) -> None:
+    def _prepare(self) -> None:
         self.feed: Feed
         self.learner: Learner | Berth
         self.examiner: Examiner | Berth
-        if berth:
-            self.feed, self.learner, self.examiner = berth.feed, berth, berth
+        if self._berth:
+            self.feed, self.learner, self.examiner = self._berth.feed, self._berth, self._berth
         else:
             self._prepare_alone()
         if self.anew and self.world.leads:
