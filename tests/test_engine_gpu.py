@@ -43,10 +43,10 @@ def _deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run_all(
-    runs: list[Run], how: Execution, folder: Path, width: int = 1
+    runs: list[Run], how: Execution, folder: Path, width: int = 1, stack: int = 1
 ) -> list[dict[str, Tensor]]:
     data, log = arrays(200, 40), Log()
-    outcome = train(runs, lambda _: data, how, folder, log, width=width)
+    outcome = train(runs, lambda _: data, how, folder, log, width=width, stack=stack)
     assert len(outcome.records) == len(runs), log.failures
     return [learnt(folder / run.name) for run in runs]
 
@@ -74,6 +74,20 @@ def test_a_graph_holds_the_average_and_a_rate_that_changes_by_the_step(tmp_path)
         score = evaluate(trained(tmp_path / "graph" / run.name), arrays(200, 40), cuda())
         (record,) = records.read(tmp_path / "graph" / run.name / "record.json")
         assert score.loss == record.epochs[-1].test_loss
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("graph", [True, False])
+def test_networks_trained_as_one_end_where_they_would_alone(kind, graph, tmp_path):
+    runs = [tiny(seed, kind, epochs=3) for seed in range(6)]
+    how = cuda(deterministic=False, graph=graph)
+    together = run_all(runs, how, tmp_path / "stack", width=6, stack=3)
+    for found, run in zip(together, runs, strict=True):
+        (record,) = records.read(tmp_path / "stack" / run.name / "record.json")
+        assert record.execution["stacked"] == 3
+        (alone,) = run_all([run], how, tmp_path / "alone")
+        for name, tensor in alone.items():
+            assert_close(found[name], tensor, rtol=5e-3, atol=5e-4, msg=name)
 
 
 @pytest.mark.parametrize("begin", [0, 3])  # whichever step the graph is captured at
