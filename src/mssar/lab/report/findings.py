@@ -48,7 +48,7 @@ def coverage(made: Sequence[Table]) -> list[str]:
     if not rows:
         return []
     return [
-        f"{done} of the {len(rows)} cells of the paper's tables have been run; "
+        f"{done} of the {len(rows)} cells of these tables have been run; "
         "the others say so, and `mssar reproduce` goes on with them."
     ]
 
