@@ -2,12 +2,14 @@
 
     python benchmarks/fleet.py
     python benchmarks/fleet.py --nets resnet20 --count 4 --modes graph,compile
+    python benchmarks/fleet.py --count 12 --stacks 1,3,6
 
 The loop is the lab's: each network has a stream and a CUDA graph of its step (crops, forward,
 backward, optimiser), takes turns of a few steps, and is never far ahead of the GPU. Random images
 are in memory and made into batches once: an epoch's crops, tests and checkpoints are no part of
-it. A row a network: steps a second of all of them together, and of one alone. The networks with and
-without recalibration take turns; numbers are medians.
+it. A row a network: steps a second of all of them together, and of one alone; with --stacks also of
+as many networks of which each three, say, are trained as one (`mssar train --stack 3`), and of one
+such stack. The networks with and without recalibration take turns; numbers are medians.
 """
 
 from __future__ import annotations
@@ -19,18 +21,21 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from reporting import append, heading, told
+from torch import nn
 
 import mssar
 from mssar.lab.data.dataset import Arrays, Split
+from mssar.lab.engine.abreast import StackLearner
 from mssar.lab.engine.execution import Execution, choose_device, settings
 from mssar.lab.engine.feed import ArraysFeed, Resident
 from mssar.lab.engine.pace import Pace, own_lane
-from mssar.lab.engine.timing import Stepping
+from mssar.lab.engine.step import Learner
 from mssar.lab.engine.training import CHUNK
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import CIFAR_RESNET, Crops, varied
@@ -38,21 +43,29 @@ from mssar.lab.run import Run
 from mssar.networks.recalibration import OPTIONS
 from mssar.networks.registry import architecture
 
+Kind: TypeAlias = tuple[str, int]  # a recalibration, and how many networks are one
 WINDOWS = 5  # of measuring, of which the median is taken
 COUNT, BATCH = 8, 128
 GOALS = {"resnet20": 870.0, "resnet56": 345.0}  # of so many with MS-SAR together, in graphs
 
 
 class Member:
-    """A network, and its turns."""
+    """A network, or several that are trained as one, and its turns."""
 
-    def __init__(self, run: Run, data: Arrays, resident: Resident, how: Execution) -> None:
-        self.lane = own_lane(how)
+    def __init__(self, runs: list[Run], data: Arrays, resident: Resident, how: Execution) -> None:
+        self.lane, self.networks = own_lane(how), len(runs)
         self.done = 0
+        recipe = runs[0].recipe
         with self.stream:
-            feed = ArraysFeed(data, resident, run.recipe, run.seed, how.device, World())
-            self.stepping = Stepping(run, feed, how)
-            self.stepping.step(0)  # captured here
+            feeds = [ArraysFeed(data, resident, recipe, r.seed, how.device, World()) for r in runs]
+            self.learner: Learner
+            if len(runs) == 1:
+                self.learner = Learner(_built(runs[0]), feeds[0], recipe, how, World())
+            else:
+                classes = [len(data.classes)] * len(runs)
+                self.learner = StackLearner(list(map(_built, runs)), feeds, classes, recipe, how)
+            self.learner.begin(0, 0, 0.0)  # at a rate of 0 it takes as long, and nothing diverges
+            self.learner.step(0)  # captured here
         self.turns = self._work(Pace(how.device, World()))
 
     @property
@@ -61,10 +74,10 @@ class Member:
 
     def _work(self, pace: Pace) -> Iterator[None]:
         while True:
-            self.stepping.rewind()
-            for step in range(len(self.stepping.feed.sizes)):
-                self.stepping.step(step)
-                self.done += 1
+            self.learner.counter.zero_()
+            for step in range(len(self.learner.feed.sizes)):
+                self.learner.step(step)
+                self.done += self.networks
             yield from pace.kept()
             yield
 
@@ -73,7 +86,13 @@ class Member:
             next(self.turns)
 
 
-def fleet(net: str, kind: str, count: int, batch: int, how: Execution) -> list[Member]:
+def _built(run: Run) -> nn.Module:
+    return run.build(architecture(run.network).num_classes)
+
+
+def fleet(
+    net: str, kind: str, count: int, batch: int, how: Execution, stack: int = 1
+) -> list[Member]:
     """Networks that differ in their seeds, on the same images: as many as a turn takes."""
     size, classes = architecture(net).size[1:], architecture(net).num_classes
     draw = torch.Generator().manual_seed(0)
@@ -87,7 +106,8 @@ def fleet(net: str, kind: str, count: int, batch: int, how: Execution) -> list[M
     resident = Resident(data, 0, how.device)
     _wait(how.device)  # they read it on other streams
     runs = [Run(net, kind, recipe=recipe, seed=seed) for seed in range(count)]
-    return [Member(run, data, resident, how) for run in runs]
+    some = [runs[first : first + stack] for first in range(0, count, stack)]
+    return [Member(each, data, resident, how) for each in some]
 
 
 def rate(members: Sequence[Member], seconds: float, device: torch.device) -> float:
@@ -114,25 +134,27 @@ def measure(
     """A record for each kind of network; how many failed."""
     precision = "bf16" if device.type == "cuda" else "fp32"
     how = Execution(device, precision, compile=mode == "compile")
-    fleets, failed = dict[str, list[Member]](), 0
+    fleets, failed = dict[Kind, list[Member]](), 0
     with settings(how):
-        for kind in wanted.variants:
-            begun = time.perf_counter()
+        for kind, stack in product(wanted.variants, wanted.stacks):
+            begun, name = time.perf_counter(), f"{net} {mode}: {kind}{f' x{stack}' * (stack > 1)}"
             try:
-                fleets[kind] = fleet(net, kind, wanted.count, wanted.batch, how)
+                fleets[kind, stack] = fleet(net, kind, wanted.count, wanted.batch, how, stack)
             except Exception as why:
-                told(f"{net} {mode}: {kind}", why)
+                told(name, why)
                 failed += 1
             else:
                 took = time.perf_counter() - begun
-                print(f"{net} {mode}: {kind} ready in {took:.1f} s", file=sys.stderr, flush=True)
+                print(f"{name} ready in {took:.1f} s", file=sys.stderr, flush=True)
         rates = in_windows(fleets, wanted, device)
     records = []
-    for kind in fleets:
-        found = {count: statistics.median(rates[kind, count]) for count in counts(wanted)}
-        said = {"net": net, "mode": mode, "batch": wanted.batch, "variant": kind}
-        spread = [min(rates[kind, wanted.count]), max(rates[kind, wanted.count])]
-        speeds = {"together": found[wanted.count], "alone": found[1], "range": spread}
+    for (kind, stack), (together, alone) in rates.items():
+        said = {"net": net, "mode": mode, "batch": wanted.batch, "variant": kind, "stack": stack}
+        speeds = {
+            "together": statistics.median(together),
+            "alone": statistics.median(alone),
+            "range": [min(together), max(together)],
+        }
         records.append({"count": wanted.count, **said, **speeds})
     fleets.clear()
     if mode == "compile":
@@ -144,38 +166,36 @@ def measure(
 
 
 def in_windows(
-    fleets: dict[str, list[Member]], wanted: argparse.Namespace, device: torch.device
-) -> dict[tuple[str, int], list[float]]:
-    """Rates of each fleet, and of one of its networks alone, in turns."""
-    cells = {(kind, count): fleets[kind][:count] for kind in fleets for count in counts(wanted)}
-    rates = {cell: list[float]() for cell in cells}
+    fleets: dict[Kind, list[Member]], wanted: argparse.Namespace, device: torch.device
+) -> dict[Kind, tuple[list[float], list[float]]]:
+    """Rates of each fleet, and of one of its networks or stacks alone, in turns."""
+    rates = {kind: (list[float](), list[float]()) for kind in fleets}
     window = wanted.seconds / WINDOWS
-    for members in cells.values():
+    for members in fleets.values():
         rate(members, min(0.5, window), device)
     for _ in range(WINDOWS):
-        for cell, members in cells.items():
-            rates[cell].append(rate(members, window, device))
+        for kind, members in fleets.items():
+            rates[kind][0].append(rate(members, window, device))
+            rates[kind][1].append(rate(members[:1], window, device))
     return rates
-
-
-def counts(wanted: argparse.Namespace) -> list[int]:
-    return list(dict.fromkeys((wanted.count, 1)))
 
 
 def goal(record: dict[str, Any]) -> float | None:
     """What was aimed at, in the setting it was aimed at."""
-    setting = (record["variant"], record["mode"], record["count"], record["batch"])
-    return GOALS.get(record["net"]) if setting == ("mssar", "graph", COUNT, BATCH) else None
+    names = ("variant", "mode", "count", "batch", "stack")
+    aimed = tuple(record[name] for name in names) == ("mssar", "graph", COUNT, BATCH, 1)
+    return GOALS.get(record["net"]) if aimed else None
 
 
 def show(records: Sequence[dict[str, Any]], wanted: argparse.Namespace, where: str) -> None:
     print("\n" + where)
     together = f"{wanted.count} together"
-    print(f"{'':10}{'':9}{'':8}{together:>12}{'of none':>9}{'alone':>9}{'of none':>9}{'goal':>7}")
+    heads = f"{'stack':>6}{together:>12}{'of none':>9}{'alone':>9}{'of none':>9}{'goal':>7}"
+    print(f"{'':27}{heads}")
     for r in records:
-        same = ("net", "mode")
+        same = ("net", "mode", "stack")
         bases = [b for b in records if b["variant"] == "none" and all(b[k] == r[k] for k in same)]
-        row = f"{r['net']:10}{r['mode']:9}{r['variant']:8}"
+        row = f"{r['net']:10}{r['mode']:9}{r['variant']:8}{r['stack']:6}"
         for part, wide in (("together", 12), ("alone", 9)):
             share = f"{r[part] / bases[0][part]:9.0%}" if bases else f"{'':9}"
             row += f"{r[part]:{wide}.1f}{share}"
@@ -194,6 +214,7 @@ def main(argv: Sequence[str]) -> int:
     add("--variants", default="none,mssar", help=f"some of {','.join(OPTIONS)}; %(default)s")
     add("--modes", default="graph", help="graph, compile (and graphed), or both; %(default)s")
     add("--count", type=int, default=COUNT, help="networks side by side; %(default)s")
+    add("--stacks", default="1", help="networks trained as one, as 1,3,6; %(default)s")
     add("--batch", type=int, default=BATCH, help="%(default)s")
     add("--seconds", type=float, default=5.0, help="of measuring, a number; %(default)s")
     add("--json", type=Path, metavar="FILE", help="append a line a network and variant")
@@ -208,6 +229,12 @@ def main(argv: Sequence[str]) -> int:
     for what, asked, known in lists:
         if unknown := [name for name in asked if name not in known]:
             parser.error(f"no {what} {unknown[0]!r}; there are {', '.join(known)}")
+    try:
+        wanted.stacks = [int(stack) for stack in wanted.stacks.split(",")]
+    except ValueError:
+        parser.error(f"--stacks are numbers, as 1,3,6; got {wanted.stacks}")
+    if not all(1 <= stack <= wanted.count for stack in wanted.stacks):
+        parser.error(f"a stack has 1 to {wanted.count} networks, the --count; got {wanted.stacks}")
     if wanted.count < 1 or wanted.batch < 2:
         parser.error(f"--count is 1 or more, --batch 2; got {wanted.count} and {wanted.batch}")
     if "compile" in modes:  # each of them has the same code, and none may be given up on

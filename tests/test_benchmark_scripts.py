@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import mssar
+from mssar.lab.engine.execution import Execution
 from mssar.networks.registry import architecture
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -272,18 +273,39 @@ def test_a_size_is_new_to_both_networks_and_mssar_comes_second(load, monkeypatch
 def test_a_fleet_is_timed_beside_one_alone(load, tmp_path, capsys):
     fleet, file = load("fleet"), tmp_path / "fleet.jsonl"
     asked = ["--nets", "resnet8", "--count", "2", "--batch", "2", "--seconds", "0"]
-    assert fleet.main([*asked, "--json", str(file)]) == 0
-    table = [line.split() for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert fleet.main([*asked, "--stacks", "1,2", "--json", str(file)]) == 0
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
     records = [json.loads(line) for line in file.read_text().splitlines()]
-    base = records[0]
+    bases = {r["stack"]: r for r in records if r["variant"] == "none"}
     for cells, r in zip(table, records, strict=True):
-        assert cells[:3] == ["resnet8", "graph", r["variant"]]
-        assert cells[3::2] == [f"{r['together']:.1f}", f"{r['alone']:.1f}"]
-        assert cells[4::2] == [f"{r[k] / base[k]:.0%}" for k in ("together", "alone")]
+        base = bases[r["stack"]]
+        assert cells[:4] == ["resnet8", "graph", r["variant"], str(r["stack"])]
+        assert cells[4::2] == [f"{r['together']:.1f}", f"{r['alone']:.1f}"]
+        assert cells[5::2] == [f"{r[k] / base[k]:.0%}" for k in ("together", "alone")]
         low, high = r["range"]
         assert 0 < low <= r["together"] <= high
         assert (r["count"], r["batch"]) == (2, 2)
-    assert [r["variant"] for r in records] == ["none", "mssar"]
+    kinds = [(r["variant"], r["stack"]) for r in records]
+    assert kinds == [("none", 1), ("none", 2), ("mssar", 1), ("mssar", 2)]
+
+
+def test_a_stack_counts_as_many_steps_as_it_has_networks(load):
+    fleet = load("fleet")
+    one, three, rest = (fleet.fleet("resnet8", "none", n, 2, Execution(CPU), 3) for n in (1, 3, 4))
+    assert [len(members) for members in (one, three, rest)] == [1, 1, 2]
+    for members, steps in ((one, [1]), (three, [3]), (rest, [3, 1])):
+        for member in members:
+            member.turn()
+        assert [member.done for member in members] == steps
+
+
+@pytest.mark.parametrize("stacks", ["0", "3", "1,x"])
+def test_stacks_that_cannot_be_are_refused(load, stacks, capsys):
+    with pytest.raises(SystemExit):
+        load("fleet").main(["--nets", "resnet8", "--count", "2", "--stacks", stacks])
+    assert (
+        "--stacks are numbers" in (said := capsys.readouterr().err) or "a stack has 1 to 2" in said
+    )
 
 
 def test_a_rate_counts_the_steps_of_those_who_take_part(load, monkeypatch):
@@ -323,7 +345,9 @@ def test_a_network_that_fails_leaves_the_other(load, monkeypatch, capsys):
 def test_a_fleets_goals_are_for_eight_of_them_in_graphs(load):
     fleet = load("fleet")
     aimed = {"net": "resnet20", "variant": "mssar", "mode": "graph", "count": 8, "batch": 128}
+    aimed["stack"] = 1
     assert fleet.goal(aimed) == 870
     assert fleet.goal(aimed | {"net": "resnet56"}) == 345
     others = {"net": "resnet8", "variant": "none", "mode": "compile", "count": 4, "batch": 64}
-    assert [fleet.goal(aimed | {key: value}) for key, value in others.items()] == [None] * 5
+    others["stack"] = 2
+    assert [fleet.goal(aimed | {key: value}) for key, value in others.items()] == [None] * 6
