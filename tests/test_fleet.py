@@ -195,6 +195,24 @@ def test_what_there_is_no_time_to_begin_is_left_and_the_others_go_on(tmp_path, m
     assert not (tmp_path / runs[2].name).exists()
 
 
+@pytest.mark.parametrize(
+    ("budget", "done", "steps"),
+    [
+        (90, {0, 1}, 13),  # alone the second run needs 45 s of 60, and 90 beside another
+        (60, {0}, 14),  # it cannot be done: the third begins beside it
+        (140, {0, 1}, 64),  # there is time for both
+    ],
+)
+def test_what_can_still_be_finished_is_finished_first(tmp_path, monkeypatch, budget, done, steps):
+    times = Times(monkeypatch, lambda *_: 1.0, save=0.0)
+    runs = [tiny(0, epochs=5), tiny(1, epochs=20), tiny(2, epochs=50)]
+    outcome = fleet_of(runs, arrays(), tmp_path, Log(), width=2, budget=budget)
+    assert {record.run["seed"] for record in outcome.records} == done
+    third = sum(count for (seed, _), count in times.calls.items() if seed == 2)
+    assert abs(third - steps) <= 1
+    assert budget - 2 <= times.now <= budget
+
+
 def test_out_of_time_a_spoilt_run_is_not_saved_and_the_other_is(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(engine, "TICK", math.inf)
     monkeypatch.setattr(Learner, "step", poison(1, 0))

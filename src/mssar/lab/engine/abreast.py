@@ -225,6 +225,10 @@ class Crew:
         return self.leader.behind
 
     @property
+    def left(self) -> float:
+        return self.leader.left
+
+    @property
     def saved(self) -> bool:
         return all(training.saved for training in self.trainings)
 

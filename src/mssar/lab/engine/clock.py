@@ -41,11 +41,16 @@ class Clock:
         self.end = None if budget is None else time.monotonic() + budget
         self.signal: int | None = None
 
+    @property
+    def left(self) -> float:
+        """Seconds, without what is kept for leaving."""
+        return math.inf if self.end is None else self.end - time.monotonic() - RESERVE
+
     def expired(self, needed: float) -> bool:
         """Whether it is time to stop, if so many seconds are needed for what must still be done."""
         if self.signal is not None:
             return True
-        return self.end is not None and time.monotonic() + needed + RESERVE > self.end
+        return needed > self.left
 
     @contextmanager
     def listening(self) -> Iterator[None]:

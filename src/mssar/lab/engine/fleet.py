@@ -34,6 +34,9 @@ from mssar.lab.records import Record
 from mssar.lab.run import Run
 
 
+CAUTION = 1.25  # by how much what a run still needs may be underestimated
+
+
 @dataclass
 class Outcome:
     """What became of a list of runs."""
@@ -137,7 +140,7 @@ class _Fleet:
 
     def _launch(self, sailing: list[_Boat]) -> None:
         while self.waiting and (room := self.width - len(_runs(sailing))) > 0:
-            if self._expired(sailing, self.starts.seconds):
+            if self._expired(sailing, self.starts.seconds) or self._holds(sailing, room):
                 return
             run = self.waiting.popleft()
             try:
@@ -176,6 +179,16 @@ class _Fleet:
         saving = sum(boat.training.saves.seconds for boat in sailing if not boat.new)
         behind = max((boat.training.behind for boat in sailing), default=0.0)
         return self.world.any(self.clock.expired(seconds + saving + behind), self.execution.device)
+
+    def _holds(self, sailing: list[_Boat], room: int) -> bool:
+        """Whether a run comes to its end in time if it is not joined by others, and else not."""
+        runs, left = len(_runs(sailing)), self.clock.left
+        more = min(room, self.muster.most)
+        for boat in sailing:
+            work = boat.training.left / boat.training.company.average  # if it were alone
+            if work * runs <= left < CAUTION * work * (runs + more):
+                return True
+        return False
 
     def _save(self, sailing: list[_Boat]) -> None:
         """Everybody, although one cannot be saved."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -75,5 +76,9 @@ class Company:
         self.turns, self.runs = self.turns + 1, self.runs + runs
 
     @property
+    def average(self) -> float:
+        return self.runs / self.turns if self.turns else 1.0
+
+    @property
     def mean(self) -> int:
-        return -(-self.runs // self.turns) if self.turns else 1
+        return math.ceil(self.average)

@@ -63,7 +63,8 @@ class Training:
         self.turns, self.saves = Typical(), Typical()  # how long they take
         self.lane = lane or own_lane(execution)
         self._kept: tuple[int, int] | None = None  # epoch and step of the last save
-        self._clock = time.monotonic()
+        self._clock = self._begun = time.monotonic()
+        self._images = 0  # since then
         self._pace = Pace(execution.device, self.world)
         self._asked: tuple[torch.cuda.Event, Tensor, int] | None = None
         self._resident, self._berth = {} if resident is None else resident, berth
@@ -202,6 +203,12 @@ class Training:
     def saved(self) -> bool:
         """Whether nothing was done since."""
         return self._kept == self.position
+
+    @property
+    def left(self) -> float:
+        """Seconds to its end, at the pace so far; 0 where nothing tells."""
+        done = self.progress.epoch + self.progress.step / len(self.feed.sizes)
+        return self._left(self.run.recipe.epochs - done) if self._images else 0.0
 
     @property
     def behind(self) -> float:
