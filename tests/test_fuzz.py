@@ -158,3 +158,86 @@ def test_few_elements_far_off_are_wrong_where_pytorch_has_none():
     assert judge.complaint(judge.Distance(1e-3, 0.001, True), plain, "float32") is None
     assert judge.complaint(judge.Distance(0.2, 0.001, True), plain, "float32")  # but grossly
     assert judge.complaint(right._replace(finite=False), plain, "float32") == "not finite"
+
+
+EDGE = 2  # the hidden channel that lies on its relu's edge
+WEIGHT = "gradient of layer.branches.0.reduce.weight"
+
+
+def on_the_edge(dtype, distance=1e-9):
+    """Two samples; a hidden value of the first is this far from 0, for float64 to tell."""
+    case = Case(shape=(2, 24, 3, 3), scales=(1,), dtype=dtype, seed=4)
+    made = cases.given(case)
+    hidden = []
+    wide = cases.set_backend(made.module, "reference").double()  # as the bias must be
+    norm = wide.layer.branches[0].norm1
+    with torch.no_grad(), norm.register_forward_hook(lambda *given: hidden.append(given[2])):
+        wide(*(x.double() for x in made.inputs))
+        norm.bias[EDGE] += distance - hidden[0][0, EDGE, 0, 0]
+    return case, made
+
+
+def well_conditioned(dtype):
+    case = Case(shape=(8, 24, 3, 3), scales=(1, 2), dtype=dtype, seed=4)
+    return case, cases.given(case)
+
+
+def expected(case, made):
+    exact = cases.results(case, made, "reference", wide=True)
+    return exact, {name: value.to(case.type).double() for name, value in exact.items()}
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_a_hidden_value_on_the_edge_is_on_neither_side_wrong(dtype):
+    (case, above), (_, below) = on_the_edge(dtype), on_the_edge(dtype, -1e-9)
+    exact, plain = expected(case, above)
+    found, _ = expected(case, below)
+    ours = dict(zip(exact, judge.distances(found, exact, dtype), strict=True))
+    assert judge.complaint(ours[WEIGHT], judge.Distance(0.0, 0.0, True), dtype)
+    assert judge.complaints(case, above, found, plain, exact) == []
+
+
+def zeroed(grad):
+    grad[:, 5] = 0
+
+
+def scaled(grad):
+    grad[EDGE + 1] *= 1.1
+
+
+def all_a_little(grad):
+    grad *= 1.05
+
+
+def one_swapped(grad):
+    grad[:2] = grad[:2].flip(0)
+
+
+@pytest.mark.parametrize("make", [well_conditioned, on_the_edge])
+@pytest.mark.parametrize("spoil", [zeroed, scaled, all_a_little, one_swapped])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_rounding_does_not_explain_is_wrong(dtype, spoil, make):
+    case, made = make(dtype)
+    exact, plain = expected(case, made)
+    found = {name: value.clone() for name, value in plain.items()}
+    assert judge.complaints(case, made, found, plain, exact) == []
+    spoil(found[WEIGHT])
+    (wrong,) = judge.complaints(case, made, found, plain, exact)
+    assert wrong.startswith(f"{WEIGHT}: ")
+
+
+@pytest.mark.parametrize("make", [well_conditioned, on_the_edge])
+def test_bfloat16_hides_no_wrong_column(make):
+    case, made = make("bfloat16")
+    exact, plain = expected(case, made)
+    found = plain | {WEIGHT: plain[WEIGHT].clone()}
+    zeroed(found[WEIGHT])
+    assert judge.complaints(case, made, found, plain, exact)
+
+
+def test_the_edge_excuses_nothing_that_is_not_finite():
+    case, made = on_the_edge("float32")
+    exact, plain = expected(case, made)
+    found = plain | {WEIGHT: plain[WEIGHT].clone()}
+    found[WEIGHT][EDGE, 0] = float("nan")
+    assert judge.complaints(case, made, found, plain, exact) == [f"{WEIGHT}: not finite"]
