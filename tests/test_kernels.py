@@ -17,6 +17,7 @@ from tails import (
     apart,
     differentiated,
     exactly,
+    keep_off_edge,
     keep_off_zero,
     worst,
 )
@@ -39,6 +40,7 @@ def assert_as_good(tail, inputs, probe=None):
     dtype, kept = inputs[0].dtype, tail.layer.branches[0].reduce.weight.dtype
     probe = torch.randn_like(inputs[0]) if probe is None else probe
     keep_off_zero(tail, inputs)
+    keep_off_edge(tail, inputs, probe)
     expected = exactly(tail, inputs, probe)
     with torch.autocast(DEVICE, dtype, enabled=dtype is not kept):
         theirs = differentiated(tail, inputs, tail, probe)
