@@ -52,7 +52,7 @@ def warm(
         sizes: N C H W of batches, such as ``[(256, 3, 224, 224)]``.
         training: with the norms as ``train()`` or as ``eval()`` sets them; by default as they are.
         backward: the gradients' kernels too; by default where the network trains.
-        autocast: as under ``torch.autocast`` to this type; by default as it is where this is called.
+        autocast: as under ``torch.autocast`` to this type; by default as it is here.
         memory_format: of the images.
 
     The windows of ``strategy="sliding"`` are compiled when they are first launched.
@@ -78,7 +78,7 @@ class _Seen(TorchDispatchMode):
     """Which of our ops are called, and what they would launch."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.plans: dict[Plan, None] = {}
 
     def __torch_dispatch__(
@@ -105,7 +105,7 @@ def _plans(
     typed = nullcontext() if autocast is None else torch.autocast(first.device.type, autocast)
     with fusible.rehearsed(), _mode(model, training), _unsynchronised(), torch.no_grad():
         for shape in shapes:
-            state = {name: hollow.from_tensor(t) for name, t in tensors(model)}
+            state: dict[str, Tensor] = {name: hollow.from_tensor(t) for name, t in tensors(model)}
             with hollow, typed, seen:
                 images = torch.empty(shape, dtype=first.dtype, device=first.device)
                 images = images.contiguous(memory_format=memory_format)
