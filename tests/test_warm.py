@@ -15,7 +15,7 @@ from mssar.kernels.tail import plan
 from mssar.networks.densenet import DenseBlock
 
 pytest.importorskip("triton", minversion="3.4")
-SIZE = (4, 12, 6, 6)
+SIZE = (2, 12, 3, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +64,9 @@ def step(net, x, autocast=None):
         y.sum().backward()
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
-@pytest.mark.parametrize("make", [block, dense_block, lambda: layer(12)])
+@pytest.mark.parametrize(
+    ("make", "last"), [(block, False), (block, True), (dense_block, True), (layer, False)]
+)
 def test_a_step_finds_all_of_its_kernels(make, last, counts):
     """As many as the first step would have compiled: both ways to them see the same."""
     net, form = make(), torch.channels_last if last else torch.contiguous_format
@@ -155,7 +156,7 @@ def test_synchronised_norms_and_what_wraps_a_network():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "got"), [(SIZE, "got 4"), ([(3, 224, 224)], "got (3, 224, 224)"), (7, "got 7")]
+    ("sizes", "got"), [(SIZE, "got 2"), ([(3, 224, 224)], "got (3, 224, 224)"), (7, "got 7")]
 )
 def test_what_is_no_shape_is_said(sizes, got, unchecked):
     with pytest.raises(ValueError, match="sizes are shapes N C H W") as said:
