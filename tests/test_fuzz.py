@@ -1,5 +1,6 @@
 """The fuzzer finds what is wrong, and nothing in kernels that are right."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ pytest.importorskip("triton", minversion="3.4")
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from fuzzing import cases, draw, judge, memory  # noqa: E402
+from fuzzing import cases, conditioning, draw, judge, memory  # noqa: E402
 from fuzzing.cases import Case  # noqa: E402
 
 from mssar.kernels.device import Device  # noqa: E402
@@ -158,3 +159,100 @@ def test_few_elements_far_off_are_wrong_where_pytorch_has_none():
     assert judge.complaint(judge.Distance(1e-3, 0.001, True), plain, "float32") is None
     assert judge.complaint(judge.Distance(0.2, 0.001, True), plain, "float32")  # but grossly
     assert judge.complaint(right._replace(finite=False), plain, "float32") == "not finite"
+
+
+EDGE = 2  # the hidden channel that lies on its relu's edge
+WEIGHT = "gradient of layer.branches.0.reduce.weight"
+
+
+def on_the_edge(dtype, side=1.0):
+    """Two samples; a hidden value of the first is on this side of 0, as near as may be."""
+    case = Case(shape=(2, 24, 3, 3), scales=(1,), dtype=dtype, seed=4)
+    made, hidden = cases.given(case), []
+    wide = cases.set_backend(copy.deepcopy(made.module), "reference").double()
+    wide.layer.branches[0].norm1.register_forward_hook(lambda *given: hidden.append(given[2]))
+    wide(*(x.double() for x in made.inputs))
+    with torch.no_grad():
+        bias = made.module.layer.branches[0].norm1.bias
+        edge = (bias[EDGE].double() - hidden[0][0, EDGE, 0, 0]).float()
+        bias[EDGE] = edge.nextafter(torch.tensor(side * torch.inf))
+    return case, made
+
+
+def well_conditioned(dtype):
+    case = Case(shape=(8, 24, 3, 3), scales=(1, 2), dtype=dtype, seed=4)
+    return case, cases.given(case)
+
+
+def expected(case, made):
+    exact = cases.results(case, made, "reference", wide=True)
+    return exact, {name: value.to(case.type).double() for name, value in exact.items()}
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_a_hidden_value_on_the_edge_is_on_neither_side_wrong(dtype):
+    (case, above), (_, below) = on_the_edge(dtype), on_the_edge(dtype, -1.0)
+    exact, plain = expected(case, above)
+    found, _ = expected(case, below)
+    ours = dict(zip(exact, judge.distances(found, exact, dtype), strict=True))
+    assert judge.complaint(ours[WEIGHT], judge.Distance(0.0, 0.0, True), dtype)
+    assert judge.complaints(case, above, found, plain, exact) == []
+
+
+def test_what_a_norm_makes_irrelevant_is_rounding_and_not_wrong():
+    """Of one channel, BN undoes Ω₁ whatever it is: its gradient is next to nothing."""
+    case = Case(shape=(3, 1, 10, 10), scales=(4,), dtype="bfloat16", seed=601100183)
+    made = cases.given(case)
+    exact = cases.results(case, made, "reference", wide=True)
+    plain, *others = (
+        cases.results(case, conditioning.rounded(case, made, draw, 1), "reference")
+        for draw in range(100, 105)
+    )
+    for found in others:
+        assert judge.complaints(case, made, found, plain, exact) == []
+
+
+def zeroed(grad):
+    grad[:, 5] = 0
+
+
+def scaled(grad):
+    grad[EDGE + 1] *= 1.1
+
+
+def all_a_little(grad):
+    grad *= 1.05
+
+
+def one_swapped(grad):
+    grad[:2] = grad[:2].flip(0)
+
+
+@pytest.mark.parametrize("make", [well_conditioned, on_the_edge])
+@pytest.mark.parametrize("spoil", [zeroed, scaled, all_a_little, one_swapped])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_rounding_does_not_explain_is_wrong(dtype, spoil, make):
+    case, made = make(dtype)
+    exact, plain = expected(case, made)
+    found = {name: value.clone() for name, value in plain.items()}
+    assert judge.complaints(case, made, found, plain, exact) == []
+    spoil(found[WEIGHT])
+    (wrong,) = judge.complaints(case, made, found, plain, exact)
+    assert wrong.startswith(f"{WEIGHT}: ")
+
+
+@pytest.mark.parametrize("make", [well_conditioned, on_the_edge])
+def test_bfloat16_hides_no_wrong_column(make):
+    case, made = make("bfloat16")
+    exact, plain = expected(case, made)
+    found = plain | {WEIGHT: plain[WEIGHT].clone()}
+    zeroed(found[WEIGHT])
+    assert judge.complaints(case, made, found, plain, exact)
+
+
+def test_the_edge_excuses_nothing_that_is_not_finite():
+    case, made = on_the_edge("float32")
+    exact, plain = expected(case, made)
+    found = plain | {WEIGHT: plain[WEIGHT].clone()}
+    found[WEIGHT][EDGE, 0] = float("nan")
+    assert judge.complaints(case, made, found, plain, exact) == [f"{WEIGHT}: not finite"]

@@ -11,13 +11,14 @@ import torch
 from tails import (
     DEVICE,
     LAYOUTS,
+    SLACK,
     Case,
     Launched,
     Tail,
     apart,
+    assert_as_good,
     differentiated,
     exactly,
-    keep_off_zero,
     worst,
 )
 from torch import nn
@@ -29,25 +30,7 @@ from mssar.kernels.tail import plan
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products", "rounded_halves")
 
-# What may be added to three times the modules' own distance.
-SLACK = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 1e-3}
 HALVES = [torch.bfloat16, torch.float16]
-
-
-def assert_as_good(tail, inputs, probe=None):
-    """As near to float64 as plain modules come, the output and each gradient by itself."""
-    dtype, kept = inputs[0].dtype, tail.layer.branches[0].reduce.weight.dtype
-    probe = torch.randn_like(inputs[0]) if probe is None else probe
-    keep_off_zero(tail, inputs)
-    expected = exactly(tail, inputs, probe)
-    with torch.autocast(DEVICE, dtype, enabled=dtype is not kept):
-        theirs = differentiated(tail, inputs, tail, probe)
-        ours = differentiated(tail.kernels, inputs, tail, probe)
-    for name, a, b, c in zip(tail.names(inputs), ours, theirs, expected, strict=True):
-        assert a.dtype is b.dtype, name
-        assert apart(a, c) <= SLACK[dtype] + 3 * apart(b, c), name
-    dense = plan.like(inputs[0]).stride()
-    assert ours[0].stride() == ours[1].stride() == dense
 
 
 CASES = [

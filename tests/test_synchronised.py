@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from lab import Crew
-from tails import DEVICE, Case, Launched, Tail, apart, differentiated, keep_off_zero
+from tails import DEVICE, Case, Launched, Tail, apart, block, differentiated, keep_off_zero
 from torch import Tensor, nn
 
+import mssar
 from mssar import fusible
 from mssar.lab.engine.world import World
 
@@ -130,6 +131,18 @@ def evaluated(_world: World, case: Case) -> Any:
 
 def test_evaluation_asks_nobody(crew):
     assert max(crew(evaluated, Case(scales=(1, 2)))) < 1e-6
+
+
+def warmed(world: World) -> int:
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(block(20))
+    return mssar.warm(net, [(2, 20, 3, 3)]) if world.leads else -1
+
+
+def test_kernels_are_compiled_without_the_others(crew):
+    """One process alone, whose first norm would wait for the other's."""
+    made, none = crew(warmed)
+    assert made > 0
+    assert none == -1
 
 
 def test_one_process_needs_nobody():

@@ -8,6 +8,7 @@ from mssar.layer import MSSAR
 from mssar.networks import create_model, from_pretrained, list_models
 from mssar.surgery import insert, remove
 from mssar.tail import tail
+from mssar.warm import warm
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "list_models",
     "remove",
     "tail",
+    "warm",
 ]

@@ -6,7 +6,8 @@ a printed network can say it too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, repeat
 from operator import contains, is_, itemgetter
 from typing import Any, TypeAlias
@@ -226,7 +227,8 @@ class _Bound:
             return reason
         made = cls(layer, norm)
         plain = (Tensor, nn.Parameter)
-        if not torch.compiler.is_compiling() and any(type(t) not in plain for t in made.tensors):
+        looked_at = torch.compiler.is_compiling() or _rehearsals
+        if not looked_at and any(type(t) not in plain for t in made.tensors):
             return "a parameter is a tensor of another kind"
         return made
 
@@ -310,9 +312,22 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 _cache: WeakKeyDictionary[Layer, _Bound] = WeakKeyDictionary()
 
 
+_rehearsals: list[None] = []
+
+
+@contextmanager
+def rehearsed() -> Iterator[None]:
+    """Networks run on tensors without storage meanwhile: which ops would they call?"""
+    _rehearsals.append(None)
+    try:
+        yield
+    finally:
+        _rehearsals.pop()
+
+
 def _bound(layer: Layer, norm: nn.Module | None) -> _Bound | str:
     """That of the last call, if the modules are as they were. Compilers see to that themselves."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _rehearsals:
         return _Bound.make(layer, norm)
     found = _cache.get(layer)
     if found is not None and found.current(norm):
@@ -385,7 +400,7 @@ def _transformed() -> str | None:
 
 
 def _unseen(bound: _Bound) -> str | None:
-    if not bound.synchronised or _group(bound.moved) == (None, None):
+    if not bound.synchronised or _rehearsals or _group(bound.moved) == (None, None):
         return None
     return "a compiler, or a mode that looks on, does not see how norms are synchronised"
 

@@ -291,15 +291,6 @@ def laid_out(x: Tensor, form: str, layout: torch.memory_format) -> Tensor:
     return x
 
 
-@torch.no_grad()
-def shaken(given: Given, case: Case) -> Given:
-    """With parameters that differ in their last bit: what is rounding moves by as much."""
-    module, least = copy.deepcopy(given.module), torch.finfo(case.type).eps
-    for p in module.parameters():
-        p.mul_(1 + (2 * torch.rand_like(p, dtype=torch.float32) - 1) * least)
-    return Given(module, given.inputs, given.grad, given.forms)
-
-
 class Seen(TorchDispatchMode):
     """Does nothing, but where one is on, ops are called as ops."""
 

@@ -109,19 +109,27 @@ def _example(kind: Kind) -> Any:
 _compiling = Lock()
 
 
-def warm(kernels: Iterable[Kernel], device: torch.device) -> None:
-    """Compile those that are not, side by side."""
-    if device.type != "cuda" or interpreted():
-        return
-    index = torch.cuda.current_device() if device.index is None else device.index
+def warm(kernels: Iterable[Kernel], device: torch.device) -> int:
+    """Compile those that are not, side by side; how many. The interpreter's are counted alone."""
+    if interpreted():
+        index = -1
+    elif device.type != "cuda":
+        return 0
+    else:
+        index = torch.cuda.current_device() if device.index is None else device.index
     missing = [k for k in dict.fromkeys(kernels) if index not in k._handles]
     if not missing:
-        return
+        return 0
+    if index < 0:
+        for k in missing:
+            k._handles[index] = None
+        return len(missing)
     with _compiling:
         workers = max(1, min(THREADS, len(missing), os.cpu_count() or 1))
         with ThreadPoolExecutor(workers) as pool:
             for done in [pool.submit(k.warm, index) for k in missing]:
                 done.result()
+    return len(missing)
 
 
 class Where(NamedTuple):

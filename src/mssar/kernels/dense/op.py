@@ -169,14 +169,22 @@ def _plan(
     return step_plan(shape_of(x, hidden, False, types, is_last(x), context), settings)
 
 
+def plan_of(
+    x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, *how: Any
+) -> Step:
+    """Of a call of the op."""
+    del cells, carry
+    _, hidden, context = _widths(x, trained)
+    types = tuple([t.dtype for t in [*trained, *given]])
+    return _plan(x, hidden, context, types, _settings(*how))
+
+
 def _compute(
     x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, *how: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(x):
         tensors = [*trained, *given]
-        _, hidden, context = _widths(x, trained)
-        types = tuple([t.dtype for t in tensors])
-        found = _plan(x, hidden, context, types, _settings(*how))
+        found = plan_of(x, cells, trained, given, carry, *how)
         found.warm(forward=True, backward=False)
         _, out, nexts, saved = _forward(found, x, cells, tensors, None, carry, None)
     return out, cells.new_empty(0) if nexts is None else nexts, saved
@@ -255,14 +263,15 @@ def _backward_shapes(
     return like(x), x.new_empty(shape, dtype=torch.float32), flat
 
 
-def _means_plan(x: Tensor, scales: Sequence[int]) -> Means:
+def means_plan_of(x: Tensor, scales: Sequence[int]) -> Means:
+    """Of a call of ``region_means``."""
     n, c, h, w = x.shape
     return means_plan((n, c, h, w), is_last(x), x.dtype, x.device, tuple(scales))
 
 
 def _means(x: Tensor, scales: Sequence[int]) -> Tensor:
     with torch.cuda.device_of(x):
-        found = _means_plan(x, scales)
+        found = means_plan_of(x, scales)
         found.warm(forward=True, backward=False)
         return launches.means(found, dense(x, found.shape.last))
 
@@ -274,7 +283,7 @@ def _means_shapes(x: Tensor, scales: Sequence[int]) -> Tensor:
 
 def _means_backward(grad: Tensor, like: Tensor, scales: Sequence[int]) -> Tensor:
     with torch.cuda.device_of(like):
-        found = _means_plan(like, scales)
+        found = means_plan_of(like, scales)
         found.warm(forward=False, backward=True)
         form = torch.channels_last if found.shape.last else torch.contiguous_format
         made = torch.empty_like(like, memory_format=form)

@@ -106,6 +106,13 @@ def _plan(
     return plan(shape_of(x, hidden, shortcut, types, is_last(x)), settings), tensors
 
 
+def plan_of(
+    x: Tensor, shortcut: Tensor | None, trained: list[Tensor], given: list[Tensor], *how: Any
+) -> Plan:
+    """Of a call of the op."""
+    return _plan(x, shortcut is not None, trained, given, _settings(*how))[0]
+
+
 def moved(plan: Plan, saved: Tensor, tracked: Tracked) -> None:
     """Move running statistics. Autograd must know: somebody may have kept them for a gradient."""
     forwards.track(saved, tracked, plan.c, plan.j, plan.levels, plan.batch_norm)
