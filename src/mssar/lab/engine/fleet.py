@@ -33,7 +33,6 @@ from mssar.lab.engine.world import World
 from mssar.lab.records import Record
 from mssar.lab.run import Run
 
-
 CAUTION = 1.25  # by how much what a run still needs may be underestimated
 
 
