@@ -150,4 +150,6 @@ def test_without_the_lab_the_command_says_what_to_install(tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
     )
     assert done.returncode == 1
-    assert done.stderr == "mssar: the command needs typer: pip install 'mssar[lab]'\n"
+    assert (
+        done.stderr == "mssar: the command needs typer: pip install '.[lab]' in a clone of mssar\n"
+    )

@@ -287,7 +287,7 @@ def test_without_matplotlib_one_line_says_what_to_install(runs, capsys, monkeypa
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     said = fail(capsys, monkeypatch, "explain", runs["se"], "test:0")
-    assert said == "mssar: figures need matplotlib: pip install 'mssar[lab]'"
+    assert said == "mssar: figures need matplotlib: pip install '.[lab]' in a clone of mssar"
 
 
 def test_help_has_examples():

@@ -343,5 +343,5 @@ def test_without_torchvision_says_how_to_get_it(tree, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(ValueError, match=r"pip install 'mssar\[images\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[images\]' in a clone"):
         read(open_folder(tree), [])

@@ -1,13 +1,16 @@
 """What importing the package does, and what it does not need."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import mssar
+from mssar.surgery.foreign import LIBRARIES
 
 
 def test_the_library_needs_nothing_but_torch():
@@ -86,3 +89,16 @@ def test_the_version_is_said_once():
 
 def test_the_package_is_marked_typed():
     assert (Path(mssar.__file__).parent / "py.typed").exists()
+
+
+def test_an_extra_is_advised_as_a_clone_has_it():
+    """No index has the package; and every extra that is advised is there."""
+    root = Path(mssar.__file__).parent
+    sources = {file: file.read_text() for file in root.rglob("*.py")}
+    assert [file.name for file, text in sources.items() if "mssar[" in text] == []
+    advised = {
+        extra for text in sources.values() for extra in re.findall(r"advice\('(\w+)'\)", text)
+    } | set(LIBRARIES.values())
+    project = tomllib.loads((root.parents[1] / "pyproject.toml").read_text())["project"]
+    assert len(advised) > 4
+    assert advised <= project["optional-dependencies"].keys()

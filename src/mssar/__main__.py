@@ -2,6 +2,8 @@
 
 import sys
 
+from mssar.extras import advice
+
 
 def main() -> None:
     try:
@@ -9,7 +11,7 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name not in ("typer", "rich"):
             raise
-        sys.exit(f"mssar: the command needs {missing.name}: pip install 'mssar[lab]'")
+        sys.exit(f"mssar: the command needs {missing.name}: {advice('lab')}")
     run()
 
 
