@@ -161,6 +161,20 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(monkeypatch):
     assert {path.name for path in Path().iterdir()} == {"records", "report.html"}
 
 
+@pytest.mark.parametrize("content", ["not a record\n", ""])
+def test_what_is_no_record_leaves_the_old_page(capsys, monkeypatch, content):
+    Path("report.html").write_text("old")
+    Path("notes.txt").write_text(content)
+    said = fail(capsys, monkeypatch, "report", "notes.txt")
+    assert said.startswith("mssar: nothing to show: notes.txt")
+    assert said.endswith("; report.html stays as it is")
+    fail(capsys, monkeypatch, "report", "notes.txt", "-o", "new.html")
+    Path("runs").mkdir()
+    fail(capsys, monkeypatch, "report", "runs")
+    assert Path("report.html").read_text() == "old"
+    assert not Path("new.html").exists()
+
+
 # --- served ---
 
 

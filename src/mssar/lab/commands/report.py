@@ -65,10 +65,12 @@ def report(
         _serve(Source(chosen, lambda: page(True)[0]), port, show)
         return
     made, found = page(False)
+    things = (("record", found.records), ("timing", found.timings), ("unfinished run", found.going))
+    if not any(some for _, some in things):
+        _refuse(chosen, found, output)
     write(made, output)
     for problem in made.problems:
         typer.echo(f"mssar: {problem}", err=True)
-    things = (("record", found.records), ("timing", found.timings), ("unfinished run", found.going))
     counted = [f"{len(some)} {name}{'s' * (len(some) != 1)}" for name, some in things if some]
     typer.echo(f"{output}: {', '.join(counted) or 'nothing was found to show'}")
     if show:
@@ -84,6 +86,16 @@ def write(page: Page, output: Path) -> None:
     if output.exists() and not output.is_file():
         raise ValueError(f"{output} is there and is no file; name another with --output")
     write_whole(output, html(page).encode())
+
+
+def _refuse(chosen: list[Path], found: Collection, output: Path) -> None:
+    """No empty page of files that hold nothing, nor over one that shows something."""
+    if not output.exists() and all(place.is_dir() for place in chosen):
+        return
+    first, *more = found.problems or [f"nothing lies in {', '.join(map(str, chosen))}"]
+    others = f" ({len(more)} more like it)" if more else ""
+    kept = f"; {output} stays as it is" if output.exists() else ""
+    raise ValueError(f"nothing to show: {first}{others}{kept}")
 
 
 def _places(places: list[Path] | None, *, demo: bool) -> list[Path]:

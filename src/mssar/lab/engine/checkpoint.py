@@ -163,6 +163,7 @@ def progress(path: Path) -> Progress:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    lines.require_regular(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
