@@ -69,6 +69,11 @@ def test_cost_of_the_paper_shows_both_numbers_and_remarks(monkeypatch):
     assert "3 resnet56 none 0.85 M 0.86 M +0.01 125.7 M 125.7 M +0.0 4" in shown
     assert "4 resnet56 mssar 1 3 0.89 M 125.7 M 125.8 M +0.1 2" in shown
     assert "4 the paper's table of architectures has 135.7 M, a misprint" in shown
+    alone = run("cost", "resnet56", "--paper").splitlines()
+    rows = [" ".join(line.split()) for line in alone if line.split()[:1] in (["3"], ["4"])]
+    of_all = [line.rpartition(" ")[0] for line in shown if " resnet56 " in line]
+    assert [row.rpartition(" ")[0] for row in rows if " resnet56 " in row] == of_all
+    assert " resnet20 " not in "".join(alone)
     found = json.loads(run("cost", "--paper", "--json"))
     assert len(found) == 6 + 3 + 2 + 1 + 1  # and MS-SAR on CIFAR ResNets at two reductions
     expected = {"published": 280_000.0, "ours": 284_768, "difference": 4_768.0}
@@ -79,7 +84,12 @@ def test_cost_of_the_paper_shows_both_numbers_and_remarks(monkeypatch):
     ("words", "message"),
     [
         (("cost",), "name a network (resnet8, "),
-        (("cost", "resnet20", "--paper"), "name a network (resnet8, "),
+        (("cost", "resnet8", "--paper"), "tables have no resnet8; they have resnet20, "),
+        (("cost", "resnet21", "--paper"), "tables have no resnet21; they have resnet20, "),
+        (
+            ("cost", "resnet20", "--paper", "--depth", "2"),
+            "--paper fixes the networks and takes no ",
+        ),
         (("cost", "resnet21"), "no network 'resnet21'; there are resnet8, "),
         (
             ("cost", "resnet20", "--scales", "1,2"),

@@ -38,9 +38,10 @@ def explain(
         list[str],
         typer.Argument(metavar="IMAGE...", help="Files, or test:17 for a test image by number."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The PNG to write.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The PNG to write.")] = Path(
         "explained.png"
     ),
+    out: Annotated[Path | None, typer.Option(hidden=True)] = None,  # what it was called before
     block: Annotated[
         list[str] | None,
         typer.Option(help="Blocks by name, or all; the last of every stage by default."),
@@ -61,6 +62,7 @@ def explain(
     mssar explain runs/cifar10-resnet20-mssar-seed0-0f3a51 cat.jpg --block layer3.2 -o cat.png
     mssar explain resnet20-mssar.safetensors cat.jpg
     """
+    out = out or output
     _require_place(out)
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
@@ -98,7 +100,7 @@ def explain(
 
 def _require_place(out: Path) -> None:
     if out.suffix.lower() != ".png":
-        raise ValueError(f"--out is a PNG, as in explained.png; got {out}")
+        raise ValueError(f"--output is a PNG, as in explained.png; got {out}")
     if not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} to write {out.name} into")
     if out.is_dir():
