@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -34,6 +35,7 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_UNSIGNED = "0" * 64  # where a header's own SHA-256 will stand
 _NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{5,}))?\.safetensors")
 
 
@@ -65,7 +67,7 @@ def write(directory: Path, progress: Progress, state: Brought) -> Path:
     """Of what was brought before."""
     step = f"-step-{progress.step:05}" if progress.step else ""
     path = directory / f"epoch-{progress.epoch:04}{step}.safetensors"
-    write_whole(path, state.file({"mssar": json.dumps(asdict(progress))}))
+    write_whole(path, state.file({"mssar": json.dumps(asdict(progress))}, signed=True))
     for old in checkpoints(directory)[:-KEPT]:
         if old != path:  # later ones may lie there that cannot be read
             old.unlink(missing_ok=True)
@@ -100,9 +102,19 @@ class Brought:
             return None
         return next(name for name, tensor in self.tensors() if not tensor.isfinite().all())
 
-    def file(self, notes: Mapping[str, str]) -> bytes:
-        """All of it as a safetensors file: the header's length, a JSON header, the numbers."""
-        header: dict[str, Any] = {"__metadata__": dict(notes)}
+    def file(self, notes: Mapping[str, str], *, signed: bool = False) -> bytes:
+        """All of it as a safetensors file: the header's length, a JSON header, the numbers.
+
+        ``signed`` adds the SHA-256 of the numbers to the notes, and that of the header itself.
+        """
+        numbers = [whole.view(torch.uint8).numpy() for _, whole in self._whole]
+        signature = {}
+        if signed:
+            digest = hashlib.sha256()
+            for some in numbers:
+                digest.update(some.data)
+            signature = {"header": _UNSIGNED, "numbers": digest.hexdigest()}
+        header: dict[str, Any] = {"__metadata__": signature | dict(notes)}
         end = 0
         for shapes, whole in self._whole:
             for name, shape in shapes.items():
@@ -111,8 +123,24 @@ class Brought:
                 header[name] = {**kind, "data_offsets": [begin, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        numbers = [whole.view(torch.uint8).numpy().tobytes() for _, whole in self._whole]
-        return b"".join((len(text).to_bytes(8, "little"), text, *numbers))
+        if signed:
+            text = text.replace(_UNSIGNED.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
+        return b"".join((len(text).to_bytes(8, "little"), text, *(some.data for some in numbers)))
+
+
+def _require_whole(path: Path, *, numbers: bool) -> None:
+    """A bit that was flipped since is noticed. Checkpoints from before have no SHA-256."""
+    with path.open("rb") as file:
+        text = file.read(int.from_bytes(file.read(8), "little"))
+        notes = json.loads(text)["__metadata__"]
+        if "header" in notes:
+            unsigned = text.replace(notes["header"].encode(), _UNSIGNED.encode(), 1)
+            if hashlib.sha256(unsigned).hexdigest() != notes["header"]:
+                raise ValueError("damaged: its header has another SHA-256 than it says")
+        if not numbers or "numbers" not in notes:
+            return
+        if hashlib.file_digest(file, "sha256").hexdigest() != notes["numbers"]:
+            raise ValueError("damaged: its numbers have another SHA-256 than it says")
 
 
 def discard(directory: Path, *others: str) -> None:
@@ -151,21 +179,22 @@ def newest(
 
 def load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     """A checkpoint's progress and tensors. Nothing in it is ever executed."""
-    with _opened(path) as file:
+    with _opened(path, numbers=True) as file:
         return _progress(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def progress(path: Path) -> Progress:
     """How far a checkpoint's run is; its tensors stay where they are."""
-    with _opened(path) as file:
+    with _opened(path, numbers=False) as file:
         return _progress(file)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path, *, numbers: bool) -> Iterator[Any]:
     lines.require_regular(path)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
+        with safetensors.safe_open(path, framework="pt") as file:  # its header's length is good
+            _require_whole(path, numbers=numbers)
             yield file
     except _TROUBLE as error:
         raise ValueError(f"{path} is no readable checkpoint ({error})") from error
