@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 import mssar
 from mssar.lab import cli, data
-from mssar.lab.commands.explain import explain, fitted
+from mssar.lab.commands.explain import explain
+from mssar.lab.commands.pictures import fitted
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.evaluate import trained as load
 from mssar.lab.engine.feed import Normalise

@@ -41,6 +41,35 @@ def test_importing_the_library_does_not_import_triton():
     assert done.stdout == "False\n", done.stderr
 
 
+def test_names_are_imported_when_they_are_asked_for():
+    program = """
+import sys
+import mssar
+
+assert "torch" not in sys.modules
+assert {*mssar.__all__} <= {*dir(mssar)}
+from mssar.cost import Cost  # a module of a function's name does not take its place
+import mssar.explain, mssar.tail
+import mssar.export as export
+import pickle
+
+assert callable(export)
+assert mssar.kernels.__name__ == "mssar.kernels"
+assert mssar.networks.DenseNet
+for name in mssar.__all__:
+    assert callable(getattr(mssar, name)), name
+    assert pickle.loads(pickle.dumps(getattr(mssar, name))) is getattr(mssar, name)
+from mssar import *
+assert isinstance(cost(MSSAR(4), (4, 8, 8)), Cost)
+try:
+    mssar.nothing
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "module 'mssar' has no attribute 'nothing'\n", done.stderr
+
+
 def test_without_triton_the_kernels_are_refused_and_nothing_else():
     program = """
 import sys

@@ -1,11 +1,14 @@
 """``mssar`` and ``python -m mssar``: the command, or one line on how to get it."""
 
+import os
+import signal
 import sys
 
 from mssar.extras import advice
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         from mssar.lab.cli import main as run
     except ModuleNotFoundError as missing:
@@ -13,6 +16,17 @@ def main() -> None:
             raise
         sys.exit(f"mssar: the command needs {missing.name}: {advice('lab')}")
     run()
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    """Ctrl-C. In the middle of an import there is nothing to save, and at once is best: torch's
+    own would swallow the exception, and go on broken."""
+    for name, module in list(sys.modules.items()):
+        ours = name == "torch" or name.startswith("mssar.")
+        if ours and getattr(getattr(module, "__spec__", None), "_initializing", False):
+            os.write(2, b"mssar: interrupted\n")
+            os._exit(130)
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -15,12 +14,12 @@ from rich.progress import track
 from rich.table import Table
 
 import mssar
-from mssar.cost import Cost
 from mssar.lab.commands.console import console
 from mssar.lab.commands.options import integers
-from mssar.lab.experiments import counts
-from mssar.lab.run import settled_options
-from mssar.networks.registry import architecture
+
+if TYPE_CHECKING:
+    from mssar.cost import Cost
+    from mssar.lab.experiments import counts
 
 T = TypeVar("T")
 DEPTH = 1
@@ -51,6 +50,12 @@ def cost(
     mssar cost resnet20 --paper
     mssar cost --paper
     """
+    import torch
+
+    from mssar.lab.experiments import counts
+    from mssar.lab.run import settled_options
+    from mssar.networks.registry import architecture
+
     given = {
         "scales": None if scales is None else integers("scales", scales),
         "strategy": strategy,

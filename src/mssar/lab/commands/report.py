@@ -5,17 +5,16 @@ from __future__ import annotations
 import errno
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mssar.lab.commands import options as opt
-from mssar.lab.engine.checkpoint import write_whole
-from mssar.lab.report import build
-from mssar.lab.report.collect import Collection, collect
-from mssar.lab.report.content import Page
-from mssar.lab.report.page import html
-from mssar.lab.report.serve import Server, Source
+
+if TYPE_CHECKING:
+    from mssar.lab.report.collect import Collection
+    from mssar.lab.report.content import Page
+    from mssar.lab.report.serve import Source
 
 RECORDS = Path("records")
 PORT = 8017
@@ -53,6 +52,10 @@ def report(
     mssar report runs/demo --demo -o demo.html
     mssar report --serve
     """
+    from mssar.lab.report import build
+    from mssar.lab.report.collect import collect
+    from mssar.lab.report.serve import Source
+
     chosen = _places(places, demo=demo)
     looked = build.Maps(data_dir, lambda line: typer.echo(line, err=True)) if maps else None
     make = build.demo if demo else build.reproduction
@@ -81,11 +84,14 @@ def report(
 
 def write(page: Page, output: Path) -> None:
     """The page as a file, whole or not at all."""
+    from mssar.lab.engine.checkpoint import write_whole
+    from mssar.lab.report import page as pages
+
     if not output.parent.is_dir():
         raise ValueError(f"there is no folder {output.parent} for {output.name}")
     if output.exists() and not output.is_file():
         raise ValueError(f"{output} is there and is no file; name another with --output")
-    write_whole(output, html(page).encode())
+    write_whole(output, pages.html(page).encode())
 
 
 def _refuse(chosen: list[Path], found: Collection, output: Path) -> None:
@@ -114,6 +120,8 @@ def _places(places: list[Path] | None, *, demo: bool) -> list[Path]:
 
 
 def _serve(source: Source, port: int, show: bool) -> None:
+    from mssar.lab.report.serve import Server
+
     try:
         server = Server(source, port)
     except OSError as error:

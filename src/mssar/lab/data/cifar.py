@@ -226,11 +226,11 @@ def check(arrays: Arrays) -> list[Finding]:
     for colour, known, mean in zip(("red", "green", "blue"), layout.mean, arrays.mean, strict=True):
         ok = math.isclose(known, mean, rel_tol=0, abs_tol=0.01)
         findings.append(Finding(f"mean {colour}", f"{known:.3f}", f"{mean:.3f}", ok))
-    for split, part, known in zip(
+    for split, part, digest in zip(
         ("training", "test"), (arrays.train, arrays.test), layout.contents, strict=True
     ):
         found = contents_of(part)
-        findings.append(Finding(f"{split} {CONTENTS}", known[:12], found[:12], known == found))
+        findings.append(Finding(f"{split} {CONTENTS}", digest[:12], found[:12], digest == found))
     return findings
 
 
