@@ -235,8 +235,9 @@ def test_ctrl_c_is_one_line_however_early(tmp_path, module, rest, words):
     assert said == "mssar: interrupted\n"
 
 
-def test_without_the_lab_the_command_says_what_to_install(tmp_path):
-    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(name='typer')")
+@pytest.mark.parametrize("name", ["typer", "filelock", "torch"])
+def test_without_the_lab_the_command_says_what_to_install(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(name={name!r})")
     done = subprocess.run(
         [sys.executable, "-m", "mssar", "cost", "resnet20"],
         capture_output=True,
@@ -245,6 +246,5 @@ def test_without_the_lab_the_command_says_what_to_install(tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
     )
     assert done.returncode == 1
-    assert (
-        done.stderr == "mssar: the command needs typer: pip install '.[lab]' in a clone of mssar\n"
-    )
+    advice = "pip install '.[lab]' in a clone of mssar"
+    assert done.stderr == f"mssar: the command needs {name}: {advice}\n"

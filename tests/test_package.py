@@ -1,10 +1,12 @@
 """What importing the package does, and what it does not need."""
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,46 @@ def test_the_version_is_said_once():
     assert installed == mssar.__version__
     cited = Path(__file__).parents[1] / "CITATION.cff"
     assert f"version: {mssar.__version__}\n" in cited.read_text()
+
+
+def test_the_changelog_has_the_version():
+    said = (Path(__file__).parents[1] / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (.*)$", said, re.MULTILINE)
+    form = r"\d+\.\d+\.\d+ \((unreleased|\d{4}-\d\d-\d\d)\)"
+    assert all(re.fullmatch(form, heading) for heading in headings)
+    assert headings[0].split()[0] == mssar.__version__
+
+
+def test_the_wheel_has_all_that_the_command_needs(tmp_path):
+    pytest.importorskip("hatchling")
+    program = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    made = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+    )
+    wheel = tmp_path / made.stdout.split()[-1]
+    assert wheel.name == f"mssar-{mssar.__version__}-py3-none-any.whl", made.stderr
+    root = Path(mssar.__file__).parent
+    sources = {
+        f"mssar/{file.relative_to(root).as_posix()}"
+        for file in root.rglob("*")
+        if file.is_file() and file.suffix != ".pyc"
+    }
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path / "installed")
+        assert sources <= {*packed.namelist()}
+        (entry,) = [name for name in packed.namelist() if name.endswith("entry_points.txt")]
+        assert "mssar = mssar.__main__:main" in packed.read(entry).decode()
+    done = subprocess.run(
+        [sys.executable, "-m", "mssar", "train", "--help"],
+        cwd=tmp_path / "installed",  # comes first on the path
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert "mssar train resnet20" in done.stdout, done.stderr
 
 
 def test_the_package_is_marked_typed():

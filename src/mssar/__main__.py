@@ -6,16 +6,20 @@ import sys
 
 from mssar.extras import advice
 
+NEEDED = ("filelock", "numpy", "PIL", "platformdirs", "rich", "safetensors", "torch", "typer")
+
 
 def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
     try:
         from mssar.lab.cli import main as run
+
+        run()
     except ModuleNotFoundError as missing:
-        if missing.name not in ("typer", "rich"):
+        name = (missing.name or "").partition(".")[0]
+        if name not in NEEDED:
             raise
-        sys.exit(f"mssar: the command needs {missing.name}: {advice('lab')}")
-    run()
+        sys.exit(f"mssar: the command needs {name}: {advice('lab')}")
 
 
 def _interrupt(_signal: int, _frame: object) -> None:
