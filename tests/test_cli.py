@@ -219,6 +219,7 @@ def test_ctrl_c_is_one_line_however_early(tmp_path, module, rest, words):
     """While the command is imported, while torch is, and in a verb."""
     (tmp_path / f"{module}.py").write_text(SLOW + rest)
     (tmp_path / "a.jsonl").write_text(record().as_line())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child would ignore it too
     with subprocess.Popen(
         [sys.executable, "-m", "mssar", *words],
         stdout=subprocess.PIPE,
@@ -229,6 +230,7 @@ def test_ctrl_c_is_one_line_however_early(tmp_path, module, rest, words):
     ) as process:
         while process.stdout.readline() not in ("here\n", ""):
             pass
+        signal.signal(signal.SIGINT, before)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130, said

@@ -10,7 +10,8 @@ NEEDED = ("filelock", "numpy", "PIL", "platformdirs", "rich", "safetensors", "to
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else someone ignores it
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         from mssar.lab.cli import main as run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from mssar.lab import lines
+from mssar.networks import signature
 
 SCHEMA = 1
 KEPT = 2
@@ -35,7 +35,6 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_UNSIGNED = "0" * 64  # where a header's own SHA-256 will stand
 _NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{5,}))?\.safetensors")
 
 
@@ -105,16 +104,11 @@ class Brought:
     def file(self, notes: Mapping[str, str], *, signed: bool = False) -> bytes:
         """All of it as a safetensors file: the header's length, a JSON header, the numbers.
 
-        ``signed`` adds the SHA-256 of the numbers to the notes, and that of the header itself.
+        ``signed``: with their SHA-256; see :mod:`mssar.networks.signature`.
         """
         numbers = [whole.view(torch.uint8).numpy() for _, whole in self._whole]
-        signature = {}
-        if signed:
-            digest = hashlib.sha256()
-            for some in numbers:
-                digest.update(some.data)
-            signature = {"header": _UNSIGNED, "numbers": digest.hexdigest()}
-        header: dict[str, Any] = {"__metadata__": signature | dict(notes)}
+        carried = signature.notes(some.data for some in numbers) if signed else {}
+        header: dict[str, Any] = {"__metadata__": carried | dict(notes)}
         end = 0
         for shapes, whole in self._whole:
             for name, shape in shapes.items():
@@ -124,23 +118,8 @@ class Brought:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         if signed:
-            text = text.replace(_UNSIGNED.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
+            text = signature.sign(text)
         return b"".join((len(text).to_bytes(8, "little"), text, *(some.data for some in numbers)))
-
-
-def _require_whole(path: Path, *, numbers: bool) -> None:
-    """A bit that was flipped since is noticed. Checkpoints from before have no SHA-256."""
-    with path.open("rb") as file:
-        text = file.read(int.from_bytes(file.read(8), "little"))
-        notes = json.loads(text)["__metadata__"]
-        if "header" in notes:
-            unsigned = text.replace(notes["header"].encode(), _UNSIGNED.encode(), 1)
-            if hashlib.sha256(unsigned).hexdigest() != notes["header"]:
-                raise ValueError("damaged: its header has another SHA-256 than it says")
-        if not numbers or "numbers" not in notes:
-            return
-        if hashlib.file_digest(file, "sha256").hexdigest() != notes["numbers"]:
-            raise ValueError("damaged: its numbers have another SHA-256 than it says")
 
 
 def discard(directory: Path, *others: str) -> None:
@@ -193,8 +172,8 @@ def progress(path: Path) -> Progress:
 def _opened(path: Path, *, numbers: bool) -> Iterator[Any]:
     lines.require_regular(path)
     try:
-        with safetensors.safe_open(path, framework="pt") as file:  # its header's length is good
-            _require_whole(path, numbers=numbers)
+        with safetensors.safe_open(path, framework="pt") as file:
+            signature.require_good(path, numbers=numbers)
             yield file
     except _TROUBLE as error:
         raise ValueError(f"{path} is no readable checkpoint ({error})") from error
