@@ -16,7 +16,6 @@ from torch import Tensor
 import mssar
 from mssar.lab import data, records
 from mssar.lab.engine import checkpoint, weights
-from mssar.lab.engine.checkpoint import checkpoints
 from mssar.lab.engine.evaluate import Trained, trained
 from mssar.networks.weights import NOTE
 
@@ -140,7 +139,7 @@ def test_a_file_of_another_network_is_refused_in_a_line(finished, asked, message
 
 def test_a_flipped_bit_is_noticed(finished):
     run("weights", str(finished[0]), "x.safetensors")
-    for file in (Path("x.safetensors"), checkpoints(finished[0])[-1]):
+    for file in (Path("x.safetensors"), checkpoint.checkpoints(finished[0])[-1]):
         content = bytearray(file.read_bytes())
         content[-5] ^= 1
         Path("y.safetensors").write_bytes(content)
