@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types contracts unit docs serve format clean
+.PHONY: demo test lint types contracts unit docs serve format package clean
 .DELETE_ON_ERROR:
 
 demo: .venv/lab
@@ -35,6 +35,13 @@ format: .venv/dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# Wheel and sdist in dist, as they would be published.
+package: .venv/package
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	PYTHON=$(PYTHON) tools/try-wheel dist/*.whl
+
 clean:
 	rm -rf .venv .cache site dist
 
@@ -50,6 +57,10 @@ clean:
 
 .venv/dev: pyproject.toml constraints.txt | .venv/lab
 	$(PIP) --no-build-isolation --editable '.[lab,dev]'
+	@touch $@
+
+.venv/package: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) build hatchling twine
 	@touch $@
 
 .venv/browser: tools/browser | .venv/dev

@@ -1,5 +1,6 @@
 """Small data sets in the official files' formats, written byte by byte as they are documented."""
 
+import hashlib
 import io
 import pickle
 import struct
@@ -35,7 +36,21 @@ class Sample:
         flat = self.images["train"].reshape(-1, 3).astype(float)
         red, green, blue = (float(mean) for mean in flat.mean(0))
         self.std = flat.std(0)
-        self.layout = replace(layout, train_count=train, test_count=test, mean=(red, green, blue))
+        self.layout = replace(
+            layout,
+            train_count=train,
+            test_count=test,
+            mean=(red, green, blue),
+            contents=(self.contents("train"), self.contents("test")),
+        )
+
+    def contents(self, split: str) -> str:
+        """SHA-256 of images with their labels, however they are ordered."""
+        each = [
+            hashlib.sha256(image.tobytes() + bytes([label])).digest()
+            for image, label in zip(self.images[split], self.labels[split], strict=True)
+        ]
+        return hashlib.sha256(b"".join(sorted(each))).hexdigest()
 
     def batches(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """File → its images and labels."""

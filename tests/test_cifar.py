@@ -307,8 +307,10 @@ def test_check_finds_what_differs(tmp_path, small):
     small.write(tmp_path, "binary")
     good = cifar.load("cifar10", tmp_path)
 
-    def differing(arrays: Arrays) -> dict[str, tuple[str, str]]:
-        return {f.name: (f.expected, f.found) for f in cifar.check(arrays) if not f.ok}
+    def differing(arrays: Arrays, contents: bool = False) -> dict[str, tuple[str, str]]:
+        found = {f.name: (f.expected, f.found) for f in cifar.check(arrays) if not f.ok}
+        hashed = {name: found.pop(name) for name in list(found) if name.endswith("SHA-256")}
+        return hashed if contents else found
 
     assert differing(good) == {}
     labels = good.test.labels.clone()
@@ -322,6 +324,17 @@ def test_check_finds_what_differs(tmp_path, small):
     }
     red, green, blue = good.mean
     assert list(differing(replace(good, mean=(red + 0.011, green - 0.009, blue)))) == ["mean red"]
+    assert differing(good, contents=True) == {}
+    # Permuted labels and mirrored images have the same counts and mean.
+    permuted = replace(good, train=Split(good.train.images, good.train.labels.roll(1)))
+    assert differing(permuted) == {}
+    assert list(differing(permuted, contents=True)) == ["training SHA-256"]
+    mirrored = replace(good, test=Split(good.test.images.flip(2), good.test.labels))
+    assert list(differing(mirrored, contents=True)) == ["test SHA-256"]
+    # Another order is the same data set.
+    order = torch.randperm(len(good.train))
+    shuffled = Split(good.train.images[order], good.train.labels[order])
+    assert differing(replace(good, train=shuffled), contents=True) == {}
 
 
 def test_mean_and_deviation_are_exact_for_extreme_images(tmp_path, small):

@@ -2,14 +2,18 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
+from test_records import record
 from typer.testing import CliRunner
 
 import mssar
-from mssar.lab import cli
+from mssar.lab import cli, experiments
+from mssar.lab.commands import reproduce
+from mssar.lab.data import cifar, places
 from mssar.lab.experiments import counts
 
 
@@ -69,6 +73,11 @@ def test_cost_of_the_paper_shows_both_numbers_and_remarks(monkeypatch):
     assert "3 resnet56 none 0.85 M 0.86 M +0.01 125.7 M 125.7 M +0.0 4" in shown
     assert "4 resnet56 mssar 1 3 0.89 M 125.7 M 125.8 M +0.1 2" in shown
     assert "4 the paper's table of architectures has 135.7 M, a misprint" in shown
+    alone = run("cost", "resnet56", "--paper").splitlines()
+    rows = [" ".join(line.split()) for line in alone if line.split()[:1] in (["3"], ["4"])]
+    of_all = [line.rpartition(" ")[0] for line in shown if " resnet56 " in line]
+    assert [row.rpartition(" ")[0] for row in rows if " resnet56 " in row] == of_all
+    assert " resnet20 " not in "".join(alone)
     found = json.loads(run("cost", "--paper", "--json"))
     assert len(found) == 6 + 3 + 2 + 1 + 1  # and MS-SAR on CIFAR ResNets at two reductions
     expected = {"published": 280_000.0, "ours": 284_768, "difference": 4_768.0}
@@ -79,7 +88,12 @@ def test_cost_of_the_paper_shows_both_numbers_and_remarks(monkeypatch):
     ("words", "message"),
     [
         (("cost",), "name a network (resnet8, "),
-        (("cost", "resnet20", "--paper"), "name a network (resnet8, "),
+        (("cost", "resnet8", "--paper"), "tables have no resnet8; they have resnet20, "),
+        (("cost", "resnet21", "--paper"), "tables have no resnet21; they have resnet20, "),
+        (
+            ("cost", "resnet20", "--paper", "--depth", "2"),
+            "--paper fixes the networks and takes no ",
+        ),
         (("cost", "resnet21"), "no network 'resnet21'; there are resnet8, "),
         (
             ("cost", "resnet20", "--scales", "1,2"),
@@ -140,8 +154,92 @@ def test_the_module_runs_as_a_program():
     assert json.loads(done.stdout)["params"] == 272_474
 
 
-def test_without_the_lab_the_command_says_what_to_install(tmp_path):
-    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(name='typer')")
+def test_help_and_typos_are_answered_without_torch():
+    """Which takes seconds to import."""
+    program = """
+import sys
+
+sys.modules["torch"] = None  # an import of it fails
+from mssar.__main__ import main
+
+helped = "|data|data get|data check|data list|demo|train|eval|weights|explain|export|reproduce|"
+helped += "compare|report|cost|bench"
+mistakes = "tarin|train resnet20 --foo|data chekc"
+asked = [f"{words} --help" for words in helped.split("|")] + mistakes.split("|")
+for words in asked:
+    sys.argv = ["mssar", *words.split()]
+    try:
+        main()
+    except SystemExit as stop:
+        print(words, "→", stop.code)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ends = [line for line in done.stdout.splitlines() if " → " in line]
+    assert len(ends) == 19, done.stderr
+    assert all(line.endswith("--help → 0") for line in ends[:16]), done.stderr
+    assert all(line.endswith(" → 2") for line in ends[16:])
+    assert done.stdout.count("Usage: mssar") == 16
+    assert len(done.stderr.splitlines()) == 3
+
+
+def test_the_words_of_help_are_those_of_the_lab():
+    """Some are written down again, since what has them needs torch."""
+    assert tuple(experiments.EXPERIMENTS) == reproduce.EXPERIMENTS
+    said = run("data", "check", "--help")
+    assert f"{' or '.join(cifar.LAYOUTS)}." in said
+    assert f"${places.VARIABLE}" in said
+
+
+# What stands for a module, says that it is reached, and takes its time.
+SLOW = """
+import time
+
+def wait(*_):
+    print("here", flush=True)
+    time.sleep(60)
+"""
+SWALLOWED = """
+try:
+    wait()
+except BaseException:
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are others there")
+@pytest.mark.parametrize(
+    ("module", "rest", "words"),
+    [
+        ("typer", "wait()", ("cost", "resnet20")),
+        ("torch", SWALLOWED, ("cost", "resnet20")),
+        ("webbrowser", "open = wait", ("report", "a.jsonl", "--no-maps", "--open")),
+    ],
+)
+def test_ctrl_c_is_one_line_however_early(tmp_path, module, rest, words):
+    """While the command is imported, while torch is, and in a verb."""
+    (tmp_path / f"{module}.py").write_text(SLOW + rest)
+    (tmp_path / "a.jsonl").write_text(record().as_line())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child would ignore it too
+    with subprocess.Popen(
+        [sys.executable, "-m", "mssar", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
+    ) as process:
+        while process.stdout.readline() not in ("here\n", ""):
+            pass
+        signal.signal(signal.SIGINT, before)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130, said
+    assert said == "mssar: interrupted\n"
+
+
+@pytest.mark.parametrize("name", ["typer", "filelock", "torch"])
+def test_without_the_lab_the_command_says_what_to_install(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(name={name!r})")
     done = subprocess.run(
         [sys.executable, "-m", "mssar", "cost", "resnet20"],
         capture_output=True,
@@ -150,4 +248,5 @@ def test_without_the_lab_the_command_says_what_to_install(tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
     )
     assert done.returncode == 1
-    assert done.stderr == "mssar: the command needs typer: pip install 'mssar[lab]'\n"
+    advice = "pip install '.[lab]' in a clone of mssar"
+    assert done.stderr == f"mssar: the command needs {name}: {advice}\n"

@@ -11,7 +11,9 @@ from safetensors.torch import save_file
 from test_records import changed, record, without
 from test_timings import timing
 
+from mssar.lab import records
 from mssar.lab.engine.checkpoint import Progress
+from mssar.lab.engine.result import finished
 from mssar.lab.report.collect import collect
 
 PROGRESS = asdict(Progress(tiny().as_dict(), "", "fp32", "", ""))
@@ -54,6 +56,24 @@ def test_files_that_hold_nothing_are_named(tmp_path):
     )
     for problem, reason in zip(found.problems, reasons, strict=True):
         assert reason in problem
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_is_named_and_not_waited_for(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    names = ("a.jsonl", "run/epoch-0001.safetensors", "record.json")
+    for name in names:
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "d.jsonl").write_text(record().as_line())
+    found = collect([tmp_path])
+    assert len(found.records) == 1
+    assert sorted(found.problems) == sorted(
+        f"{tmp_path / name}: not a regular file" for name in names
+    )
+    for read in (records.read, finished):
+        with pytest.raises(ValueError, match="not a regular file"):
+            read(tmp_path / "a.jsonl" if read is records.read else tmp_path)
 
 
 def test_records_and_timings_may_lie_anywhere_below(tmp_path):

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from mssar.lab import timings
 from mssar.lab.commands import bench as command
+from mssar.lab.engine import timing as engine
 from mssar.lab.engine.execution import Execution
 from mssar.lab.run import Run
 from mssar.lab.timings import Timing, ratio
@@ -91,7 +92,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Run], str, Exec
             timing(network=run.network, recalibration=run.recalibration, what=what) for run in runs
         ]
 
-    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(engine, "measure", measure)
     return seen
 
 
@@ -115,7 +116,7 @@ def test_what_was_measured_is_kept_when_a_later_one_fails(monkeypatch):
             raise KeyboardInterrupt
         return [timing(recalibration=run.recalibration) for run in runs]
 
-    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(engine, "measure", measure)
     assert invoke("resnet20", "--device", "cpu", "--records", str(file)).exit_code == 130
     assert [t.recalibration for t in timings.read(file)] == ["none", "se", "mssar"]
 

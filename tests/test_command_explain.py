@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 import mssar
 from mssar.lab import cli, data
-from mssar.lab.commands.explain import explain, fitted
+from mssar.lab.commands.explain import explain
+from mssar.lab.commands.pictures import fitted
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.evaluate import trained as load
 from mssar.lab.engine.feed import Normalise
@@ -262,7 +263,7 @@ def test_a_run_as_the_lab_leaves_it_is_drawn(tmp_path):
         ("mssar", ("test:0", "--channel", "16"), "layer1.2 has channels 0 to 15; got 16"),
         ("mssar", ("test:0", "--channel", "-1"), "--channel is mean or a number; got '-1'"),
         ("mssar", ("test:0", "-o", "a/b.png"), "there is no folder a to write b.png into"),
-        ("mssar", ("test:0", "-o", "b.jpg"), "--out is a PNG, as in explained.png; got b.jpg"),
+        ("mssar", ("test:0", "-o", "b.jpg"), "--output is a PNG, as in explained.png; got b.jpg"),
         ("mssar", ("test:0", "-o", "folder.png"), "folder.png is a folder"),
         ("mssar", (), "Missing argument 'IMAGE...'"),
     ],
@@ -287,11 +288,18 @@ def test_without_matplotlib_one_line_says_what_to_install(runs, capsys, monkeypa
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     said = fail(capsys, monkeypatch, "explain", runs["se"], "test:0")
-    assert said == "mssar: figures need matplotlib: pip install 'mssar[lab]'"
+    assert said == "mssar: figures need matplotlib: pip install '.[lab]' in a clone of mssar"
 
 
 def test_help_has_examples():
     said = CliRunner().invoke(cli.app, ["explain", "--help"]).output
     assert "test:17 test:4" in said
-    for option in ("--out", "--block", "--channel", "--json", "--data-dir"):
+    for option in ("--output", "--block", "--channel", "--json", "--data-dir"):
         assert option in said
+    assert "--out " not in said
+
+
+def test_the_output_is_named_as_elsewhere_and_as_before(runs):
+    for word in ("--output", "-o", "--out"):
+        invoke(runs["mssar"], "test:0", word, f"{word[1:]}.png")
+        assert Path(f"{word[1:]}.png").exists()

@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 
 from mssar.lab import cli, data, records
 from mssar.lab.commands import demo as demo_command
-from mssar.lab.commands import report as command
 from mssar.lab.recipes import DEMO, varied
-from mssar.lab.report import build
+from mssar.lab.report import build, page
 from mssar.lab.report.collect import collect
 from mssar.lab.report.serve import Server, Source
 
@@ -155,10 +154,24 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(monkeypatch):
     def broken(_page):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(command, "html", broken)
+    monkeypatch.setattr(page, "html", broken)
     assert isinstance(invoke("report").exception, OSError)
     assert Path("report.html").read_text() == "old"
     assert {path.name for path in Path().iterdir()} == {"records", "report.html"}
+
+
+@pytest.mark.parametrize("content", ["not a record\n", ""])
+def test_what_is_no_record_leaves_the_old_page(capsys, monkeypatch, content):
+    Path("report.html").write_text("old")
+    Path("notes.txt").write_text(content)
+    said = fail(capsys, monkeypatch, "report", "notes.txt")
+    assert said.startswith("mssar: nothing to show: notes.txt")
+    assert said.endswith("; report.html stays as it is")
+    fail(capsys, monkeypatch, "report", "notes.txt", "-o", "new.html")
+    Path("runs").mkdir()
+    fail(capsys, monkeypatch, "report", "runs")
+    assert Path("report.html").read_text() == "old"
+    assert not Path("new.html").exists()
 
 
 # --- served ---

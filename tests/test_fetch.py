@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cifar_files import Sample, tar
 from test_cifar import HOSTILE
@@ -162,9 +163,16 @@ def test_what_is_there_but_bad_is_not_touched(root, sample, site):
     (folder / "test_batch.bin").write_bytes(b"mine")
     with pytest.raises(ValueError, match=r"test_batch\.bin has 4 bytes.* remove it and run"):
         fetch.get("cifar10", root)
-    sample.labels["train"][:] = 0
-    for file, content in sample.binary().items():
-        (folder / file).write_bytes(content)
+    good = sample.labels["train"].copy()
+    for labels, message in (
+        (np.roll(good, 1), "training SHA-256 "),
+        (0, "training images a class"),
+    ):
+        sample.labels["train"][:] = labels
+        for file, content in sample.binary().items():
+            (folder / file).write_bytes(content)
+        with pytest.raises(ValueError, match=f"what is there is not CIFAR-10: {message}"):
+            fetch.get("cifar10", root)
     with pytest.raises(ValueError, match="training images a class 0 to 50 instead of 5; remove it"):
         fetch.get("cifar10", root)
     assert site.requests == []

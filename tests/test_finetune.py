@@ -147,7 +147,7 @@ def test_a_mistake_is_one_line(capsys, monkeypatch, words, line):
 def test_a_library_that_is_not_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(
-        ValueError, match=r"timm cannot be imported .*: pip install 'mssar\[timm\]'"
+        ValueError, match=r"timm cannot be imported .*: pip install '\.\[timm\]' in a clone"
     ):
         foreign.build(NET)
     Run(NET, "mssar")  # a record is read without it

@@ -191,7 +191,7 @@ def spoil(path, how):
 
 @pytest.mark.parametrize("how", ["empty", "text", "truncated", "directory", "link"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_unreadable_image_is_black_and_ignored(tree, how, workers):
+def test_for_an_unreadable_image_the_next_stands_in(tree, how, workers):
     good = read(open_folder(tree), [torch.arange(8)])
     spoil(tree / "train" / "dog" / "1.png", how)
     told = []
@@ -199,8 +199,8 @@ def test_an_unreadable_image_is_black_and_ignored(tree, how, workers):
     folder = open_folder(tree)
     for _ in range(2):
         ((images, labels),) = read(folder, [torch.arange(8)], workers=workers, tally=tally)
-    assert labels.tolist() == [0, 0, 0, 0, 0, 1, -100, 1]
-    assert not images[6].any()
+    assert labels.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert torch.equal(images[6], images[7])  # nothing black for norms, and a mean of eight
     kept = [0, 1, 2, 3, 4, 5, 7]
     assert torch.equal(images[kept], good[0][0][kept])
     ((path, reason),) = told  # once, though read twice
@@ -209,6 +209,36 @@ def test_an_unreadable_image_is_black_and_ignored(tree, how, workers):
     assert "\n" not in reason
     assert "0x" not in reason
     assert (tally.read, tally.unreadable) == (16, 2)
+
+
+def test_in_tests_an_unreadable_image_is_not_counted(tree):
+    spoil(tree / "val" / "cat" / "1.png", "text")
+    ((images, labels),) = read(
+        open_folder(tree), [torch.arange(3)], train=False, tally=Tally(share=1)
+    )
+    assert labels.tolist() == [0, -100, 1]
+    assert not images[1].any()
+
+
+def test_the_first_stands_in_for_the_last(tree):
+    spoil(tree / "train" / "dog" / "2.png", "text")
+    ((images, labels),) = read(open_folder(tree), [torch.tensor([4, 5, 7])], tally=Tally(share=1))
+    assert labels.tolist() == [0, 1, 0]
+    assert torch.equal(images[2], images[0])
+
+
+def test_one_class_is_refused(tree):
+    for split in ("train", "val"):
+        shutil.rmtree(tree / split / "dog")
+    with pytest.raises(ValueError, match=r"at least two classes are needed; .* has one, cat$"):
+        open_folder(tree)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_is_refused(tree):
+    os.mkfifo(tree / "train" / "cat" / "9.png")
+    with pytest.raises(ValueError, match=r"9\.png: not a regular file"):
+        open_folder(tree)
 
 
 def test_a_decompression_bomb_is_unreadable(tree, monkeypatch):
@@ -343,5 +373,5 @@ def test_without_torchvision_says_how_to_get_it(tree, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(ValueError, match=r"pip install 'mssar\[images\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[images\]' in a clone"):
         read(open_folder(tree), [])

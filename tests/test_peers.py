@@ -98,7 +98,7 @@ except ValueError as mistake:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     (line,) = done.stdout.splitlines()
     assert line.startswith("'eca' is timm's, which cannot be imported (")
-    assert line.endswith("): pip install 'mssar[timm]'")
+    assert line.endswith("): pip install '.[timm]' in a clone of mssar")
 
 
 def test_a_timm_that_is_too_old_is_named(timm, monkeypatch):

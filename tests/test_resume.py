@@ -1,11 +1,13 @@
 """Stopping and going on: a run that was interrupted ends as if it had not been."""
 
+import contextlib
 import errno
 import json
 import os
 import pickle
+import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +189,13 @@ SPOILT = {
     "of a later program": lambda _: safetensors.torch.save(
         {"x": torch.zeros(1)}, {"mssar": json.dumps({"schema": 2})}
     ),
+    "one bit of a weight": lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:],
+    "one bit of its history": lambda content: re.sub(
+        rb"test_error.....",
+        lambda found: found[0][:-1] + bytes([found[0][-1] ^ 1]),
+        content,
+        count=1,
+    ),
     "progress that is none": lambda _: safetensors.torch.save({}, {"mssar": "[1]"}),
 }
 
@@ -206,6 +215,33 @@ def test_a_spoilt_checkpoint_is_passed_over_with_a_word(tmp_path, unbroken, kind
     assert [epoch for _, epoch, _ in log.started] == [1]
     assert timeless(record) == expected
     assert_same(learnt(tmp_path), learnt(folder))
+
+
+def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
+    progress = checkpoint.Progress(RUN.as_dict(), "sha256:1", "fp32", "a", "b", epoch=1)
+    tensors = {"x": torch.arange(40.0)}
+    path = checkpoint.save(tmp_path, progress, tensors)
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with contextlib.suppress(ValueError):
+            found, there = checkpoint.load(path)  # it says less, but nothing else
+            assert content.count(b"mssar.numbers") + content.count(b"mssar.header") == 2
+            flipped = path.read_bytes()
+            assert flipped.count(b"mssar.numbers") + flipped.count(b"mssar.header") == 1
+            assert found == progress
+            assert_same(there, tensors)
+
+
+def test_checkpoints_from_before_there_were_checksums_are_read(tmp_path):
+    progress = checkpoint.Progress(RUN.as_dict(), "sha256:1", "fp32", "a", "b", epoch=1)
+    tensors = {"x": torch.arange(40.0)}
+    path = tmp_path / "epoch-0001.safetensors"
+    notes = {"mssar": json.dumps(asdict(progress))}
+    path.write_bytes(checkpoint.Brought(tensors).file(notes))
+    found, there = checkpoint.load(path)
+    assert found == checkpoint.progress(path) == progress
+    assert_same(there, tensors)
 
 
 def test_where_no_checkpoint_can_be_read_nothing_is_begun_anew_in_silence(tmp_path):

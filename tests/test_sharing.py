@@ -225,9 +225,9 @@ for act in (
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.splitlines() == [
-        "save_pretrained needs safetensors: pip install 'mssar[hub]'",
-        "push_to_hub needs huggingface_hub: pip install 'mssar[hub]'",
-        "from_pretrained needs safetensors: pip install 'mssar[hub]'",
+        "save_pretrained needs safetensors: pip install '.[hub]' in a clone of mssar",
+        "push_to_hub needs huggingface_hub: pip install '.[hub]' in a clone of mssar",
+        "from_pretrained needs safetensors: pip install '.[hub]' in a clone of mssar",
     ], done.stderr
 
 

@@ -137,6 +137,18 @@ def test_a_file_of_another_network_is_refused_in_a_line(finished, asked, message
     assert "\n" not in str(found.value)
 
 
+def test_a_flipped_bit_is_noticed(finished):
+    run("weights", str(finished[0]), "x.safetensors")
+    for file in (Path("x.safetensors"), checkpoint.checkpoints(finished[0])[-1]):
+        content = bytearray(file.read_bytes())
+        content[-5] ^= 1
+        Path("y.safetensors").write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"^y\.safetensors is damaged: its numbers have another"
+        ):
+            mssar.create_model("resnet8", "mssar", weights="y.safetensors")
+
+
 @pytest.mark.parametrize("name", ["x.pt", "x.pth", "x.safetensors"])
 def test_a_pickle_is_never_opened(monkeypatch, name):
     def never(*_: object, **__: object) -> None:

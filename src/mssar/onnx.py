@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mssar.extras import advice
+
 AXES = {0: "batch", 2: "height", 3: "width"}  # that may be open
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
@@ -20,7 +22,7 @@ def require() -> None:
     """All that is needed, or one line that says what is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(f"ONNX needs {', '.join(missing)}: pip install 'mssar[export]'")
+        raise ValueError(f"ONNX needs {', '.join(missing)}: {advice('export')}")
 
 
 def write(program: Any, path: Path, metadata: Mapping[str, Any]) -> int:

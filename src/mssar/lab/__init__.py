@@ -1,1 +1,1 @@
-"""Data, training, experiments, records and the report. Needs ``pip install 'mssar[lab]'``."""
+"""Data, training, experiments, records and the report. Needs the extra ``lab``."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
-import torch
 import typer
+from typer.core import TyperGroup
 
 import mssar
 from mssar.lab.commands.bench import bench
@@ -23,8 +25,29 @@ from mssar.lab.commands.reproduce import reproduce
 from mssar.lab.commands.train import train
 from mssar.lab.commands.weights import weights
 
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:  # typer would say nothing
+        print("mssar: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+class _Verbs(TyperGroup):
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _interruptible():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _interruptible():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="mssar",
+    cls=_Verbs,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -46,6 +69,8 @@ app.command()(bench)
 
 def _version(wanted: bool) -> None:
     if wanted:
+        import torch
+
         print(f"mssar {mssar.__version__}, torch {torch.__version__}")
         raise typer.Exit
 
@@ -62,6 +87,11 @@ def command(
         print(context.get_help())
 
 
+def _is_want_of_memory(trouble: Exception) -> bool:
+    torch = sys.modules.get("torch")  # only what has imported it can run out of its memory
+    return torch is not None and isinstance(trouble, torch.OutOfMemoryError)
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line and exit status 2, a machine's one and 1."""
     try:
@@ -72,14 +102,14 @@ def main() -> None:
         kept = "; what was saved before is kept" if full else ""
         print(f"mssar: {trouble.strerror or trouble}{where}{kept}", file=sys.stderr)
         sys.exit(1)
-    except torch.OutOfMemoryError as trouble:
-        advice = "a smaller --batch or --fleet needs less"
-        print(f"mssar: {str(trouble).splitlines()[0]}; {advice}", file=sys.stderr)
-        sys.exit(1)
     except KeyboardInterrupt:
         print("mssar: interrupted", file=sys.stderr)
         sys.exit(130)
     except Exception as mistake:
+        if _is_want_of_memory(mistake):
+            advice = "a smaller --batch or --fleet needs less"
+            print(f"mssar: {str(mistake).splitlines()[0]}; {advice}", file=sys.stderr)
+            sys.exit(1)
         usage = getattr(mistake, "format_message", None)  # of the parser's own exceptions
         if usage is None and not isinstance(mistake, ValueError):
             raise

@@ -80,6 +80,12 @@ def check_finite(value: Any, path: str = "") -> None:
         raise ValueError(f"{path}: too large a number")
 
 
+def require_regular(path: Path) -> None:
+    """A pipe would be waited for without end, and a device may have none."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not a regular file")
+
+
 def read(path: Path, noun: str, parse: Callable[[str], T]) -> Iterator[T]:
     """The lines of a file, or of every ``*.jsonl`` in a folder; none where it is missing."""
     if path.is_dir():
@@ -88,6 +94,7 @@ def read(path: Path, noun: str, parse: Callable[[str], T]) -> Iterator[T]:
         return
     if not path.exists():
         return
+    require_regular(path)
     try:
         lines = path.read_text("utf-8").split("\n")  # splitlines() has more ends than JSON lines
     except UnicodeDecodeError:

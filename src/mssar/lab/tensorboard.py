@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mssar.extras import advice
 from mssar.lab.engine.observer import Observer
 from mssar.lab.records import Epoch, Record
 from mssar.lab.run import Run
@@ -17,9 +18,7 @@ class Events(Observer):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ValueError(
-                "--tensorboard needs a package: pip install 'mssar[tensorboard]'"
-            ) from None
+            raise ValueError(f"--tensorboard needs a package: {advice('tensorboard')}") from None
         self._open_writer: Any = SummaryWriter
         self._writers: dict[Run, Any] = {}
 

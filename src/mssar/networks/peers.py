@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mssar.coordinates import require_count
+from mssar.extras import advice
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -68,7 +69,7 @@ def _made(name: str, place: str, channels: int, **options: Any) -> nn.Module:
         import timm
     except ImportError as error:
         raise ValueError(
-            f"{name!r} is timm's, which cannot be imported ({error}): pip install 'mssar[timm]'"
+            f"{name!r} is timm's, which cannot be imported ({error}): {advice('timm')}"
         ) from None
     except RuntimeError as error:  # of a torchvision that does not fit the torch that is installed
         raise ValueError(f"{name!r} is timm's, which cannot be imported ({error})") from None

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from mssar.extras import advice
 from mssar.networks.card import card
 from mssar.networks.classifier import Classifier
 from mssar.networks.registry import create_model
@@ -123,7 +124,7 @@ def _needed(name: str, verb: str) -> Any:
         return import_module(name)
     except ImportError:
         package = name.split(".")[0]
-        raise ValueError(f"{verb} needs {package}: pip install 'mssar[hub]'") from None
+        raise ValueError(f"{verb} needs {package}: {advice('hub')}") from None
 
 
 def _config(model: Classifier) -> dict[str, Any]:

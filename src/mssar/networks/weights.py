@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mssar.networks import signature
+
 NOTE = "mssar.weights"  # key of the note in the file's metadata
 CHECKPOINT = "mssar"  # that of a run's progress, in a checkpoint of the lab
 PREFIXES = ("average.", "model.")  # of the network's tensors there; the average, if there is one
@@ -79,10 +81,13 @@ def read(path: str | Path) -> Weights:
         raise ValueError("weights needs a package: pip install safetensors") from None
     try:
         with safetensors.safe_open(path, framework="pt") as file:
+            signature.require_good(path)
             notes = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} is no safetensors file ({error})") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is {error}") from None
     if CHECKPOINT in notes:
         tensors = of_checkpoint(tensors)
     return Weights(path, tensors, _note(notes, path))

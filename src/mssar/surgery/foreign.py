@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from mssar.extras import advice
 from mssar.networks import registry
 from mssar.networks.recalibration import OURS
 from mssar.networks.registry import Architecture
@@ -23,7 +24,7 @@ from mssar.surgery.insertion import insert
 
 Colours: TypeAlias = tuple[float, float, float]
 IMAGENET: tuple[Colours, Colours] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-LIBRARIES = {"timm": "mssar[timm]", "torchvision": "mssar[images]"}  # and what installs them
+LIBRARIES = {"timm": "timm", "torchvision": "images"}  # and the extras that bring them
 RECALIBRATIONS = ("none", "se", "mssar")
 SEVERAL = ("googlenet", "inception_v3")
 DEFAULTS: dict[str, Any] = {"reduction": "auto"}
@@ -156,7 +157,7 @@ def imported(library: str) -> Any:
         return importlib.import_module(library)
     except ImportError as error:
         raise ValueError(
-            f"{library} cannot be imported ({error}): pip install '{LIBRARIES[library]}'"
+            f"{library} cannot be imported ({error}): {advice(LIBRARIES[library])}"
         ) from None
     except RuntimeError as error:  # of a torchvision that does not fit the torch that is installed
         reason = str(error).splitlines()[0]

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -15,12 +15,12 @@ from rich.table import Table
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
-from mssar.lab.engine.execution import Execution
-from mssar.lab.engine.timing import measure
 from mssar.lab.recipes import varied
-from mssar.lab.run import Run, usual_recipe
 from mssar.lab.timings import WHAT, Timing, ratio
-from mssar.surgery.foreign import architecture
+
+if TYPE_CHECKING:
+    from mssar.lab.engine.execution import Execution
+    from mssar.lab.run import Run
 
 PHOTOGRAPHS = {"cuda": 128, "cpu": 32}  # a batch: on a GPU one of eight's share of the recipe's
 
@@ -57,6 +57,8 @@ def bench(
     mssar bench resnet20
     mssar bench resnet56 densenet100 --recalibration none,mssar --what training --seconds 10
     """
+    from mssar.lab.engine import timing as engine
+
     if not 0 < seconds < math.inf:
         raise ValueError(f"--seconds is above 0; got {seconds:g}")
     wanted = list(dict.fromkeys(what.split(",")))
@@ -74,7 +76,7 @@ def bench(
     found: list[Timing] = []
     for group in groups:
         for kind in wanted:
-            made = measure(group, kind, how, seconds, lambda line: typer.echo(line, err=True))
+            made = engine.measure(group, kind, how, seconds, _say)
             found += made
             if path:
                 for timing in made:
@@ -82,7 +84,14 @@ def bench(
     _print_json(found) if as_json else _print_table(found, path)
 
 
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
 def _run(net: str, kind: str, batch: int | None, how: Execution) -> Run:
+    from mssar.lab.run import Run, usual_recipe
+    from mssar.surgery.foreign import architecture
+
     large = architecture(net).size[1] > 32
     dataset = "ilsvrc2012" if large else "cifar10"
     recipe = usual_recipe(net, dataset)

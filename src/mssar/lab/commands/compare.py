@@ -7,29 +7,25 @@ import math
 import webbrowser
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 
-from mssar.lab import data, timings
+from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
 from mssar.lab.commands.report import write
 from mssar.lab.commands.train import changed
-from mssar.lab.engine import provenance
-from mssar.lab.engine.execution import Execution
-from mssar.lab.engine.timing import measure
-from mssar.lab.engine.world import launched, leads
 from mssar.lab.recipes import RECIPES
-from mssar.lab.records import Record
-from mssar.lab.report import build
-from mssar.lab.report.collect import Collection, collect
-from mssar.lab.report.comparison import ORDER, comparisons
-from mssar.lab.report.content import Compared, Comparison
-from mssar.lab.run import Run, usual_recipe
-from mssar.networks.recalibration import OPTIONS
+from mssar.lab.report.content import ORDER, Compared, Comparison
+
+if TYPE_CHECKING:
+    from mssar.lab.engine.execution import Execution
+    from mssar.lab.records import Record
+    from mssar.lab.report.collect import Collection
+    from mssar.lab.run import Run
 
 FOLDER = opt.RUNS / "compare"
 
@@ -88,6 +84,12 @@ def compare(
     mssar compare resnet8 --modules none,se,simam,mssar --epochs 4 --seeds 2
     mssar compare resnet20 --dataset cifar100 --seeds 3 --time-budget 9m
     """
+    from mssar.lab import data
+    from mssar.lab.engine.world import launched, leads
+    from mssar.lab.report import build
+    from mssar.lab.report.collect import collect
+    from mssar.lab.report.comparison import comparisons
+
     if not 0 <= seconds < math.inf:
         raise ValueError(f"--seconds is 0 or more; got {seconds:g}")
     kinds = list(dict.fromkeys(part.strip() for part in modules.split(",")))
@@ -143,6 +145,9 @@ def _runs(
     changes: dict[str, Any],
 ) -> list[Run]:
     """Seed by seed, so that what is unfinished already compares something."""
+    from mssar.lab.run import Run, usual_recipe
+    from mssar.networks.recalibration import OPTIONS
+
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
     chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset)
@@ -166,6 +171,8 @@ def _runs(
 
 def _wanted(found: Collection, asked: list[Run], checksum: str) -> Collection:
     """Of what was found only what is compared, on the same data."""
+    from mssar.lab.report.collect import Collection
+
     wanted = [run.as_dict() for run in asked]
 
     def belongs(record: Record) -> bool:
@@ -181,6 +188,9 @@ def _wanted(found: Collection, asked: list[Run], checksum: str) -> Collection:
 
 def _time(asked: list[Run], how: Execution, seconds: float, path: Path) -> None:
     """A step of training with each, in turns, unless that was measured here in this way before."""
+    from mssar.lab.engine import provenance
+    from mssar.lab.engine.timing import measure
+
     conditions = {
         "batch": asked[0].recipe.batch,
         "precision": how.precision,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -15,14 +14,15 @@ from rich.progress import track
 from rich.table import Table
 
 import mssar
-from mssar.cost import Cost
 from mssar.lab.commands.console import console
 from mssar.lab.commands.options import integers
-from mssar.lab.experiments import counts
-from mssar.lab.run import settled_options
-from mssar.networks.registry import architecture
+
+if TYPE_CHECKING:
+    from mssar.cost import Cost
+    from mssar.lab.experiments import counts
 
 T = TypeVar("T")
+DEPTH = 1
 
 
 def cost(
@@ -36,8 +36,10 @@ def cost(
     size: Annotated[
         int | None, typer.Option(help="Side of the image; 32 or 224 by default.")
     ] = None,
-    depth: Annotated[int, typer.Option(min=0, help="How deep to look into the modules.")] = 1,
-    paper: Annotated[bool, typer.Option("--paper", help="All the paper's networks.")] = False,
+    depth: Annotated[int, typer.Option(min=0, help="How deep to look into the modules.")] = DEPTH,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Beside the paper's: NET, or all.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
 ) -> None:
     """Parameters and multiply-adds of a network, by module, the recalibration's share apart.
@@ -45,8 +47,15 @@ def cost(
     \b
     mssar cost resnet20 --recalibration mssar
     mssar cost densenet100 --recalibration mssar --scales 1,4 --stage single
+    mssar cost resnet20 --paper
     mssar cost --paper
     """
+    import torch
+
+    from mssar.lab.experiments import counts
+    from mssar.lab.run import settled_options
+    from mssar.networks.registry import architecture
+
     given = {
         "scales": None if scales is None else integers("scales", scales),
         "strategy": strategy,
@@ -54,15 +63,16 @@ def cost(
         "stage": stage,
     }
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
-    if paper == (net is not None):
-        raise ValueError(f"name a network ({', '.join(mssar.list_models())}), or pass --paper")
-    if net is None:
+    if paper:
         asked = {"recalibration": recalibration, "classes": classes, "size": size, **given}
+        asked["depth"] = None if depth == DEPTH else depth
         for option in (name for name, value in asked.items() if value is not None):
             raise ValueError(f"--paper fixes the networks and takes no --{option}; it takes --json")
-        rows = counts.compare(_tracked)
+        rows = counts.compare(_tracked, net)
         _print_json([row.as_dict() for row in rows]) if as_json else _print_paper(rows)
         return
+    if net is None:
+        raise ValueError(f"name a network ({', '.join(mssar.list_models())}), or pass --paper")
     channels, *sides = architecture(net).size
     options = settled_options(net, recalibration or "none", options)
     side = sides[0] if size is None else size
@@ -102,7 +112,7 @@ def _print_paper(rows: list[counts.Row]) -> None:
     for column in ("parameters", "ours", "differ", "multiply-adds", "ours", "differ", "note"):
         table.add_column(column, justify="right")
     for before, row in zip([None, *rows], rows, strict=False):
-        if before and before.network != row.network:
+        if before and (before.table, before.network) != (row.table, row.network):
             table.add_section()
         table.add_row(
             row.table,
@@ -136,5 +146,5 @@ def _tracked(items: list[T]) -> Iterable[T]:
     console = Console(stderr=True)
     if console.is_terminal:
         return track(items, "counting", console=console, transient=True)
-    console.print(f"counting {len(items)} networks")
+    console.print(f"counting {len(items)} network{'s' * (len(items) != 1)}")
     return items

@@ -14,8 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mssar.lab.data import cifar, fetch, places
-
 EVERY = 5.0  # seconds between two lines where there is no terminal
 
 app = typer.Typer(
@@ -33,11 +31,11 @@ OTHERS = {
     "--data-dir",
 }
 
-Name = Annotated[str, typer.Argument(help=f"{' or '.join(cifar.LAYOUTS)}.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="cifar10 or cifar100.", show_default=False)]
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        help=f"The folder of the data sets; by default ${places.VARIABLE}, else the user's cache.",
+        help="The folder of the data sets; by default $MSSAR_DATA, else the user's cache.",
         show_default=False,
     ),
 ]
@@ -51,6 +49,8 @@ def get(name: Name, data_dir: DataDir = None) -> None:
     mssar data get cifar10
     mssar data get cifar100 --data-dir /data
     """
+    from mssar.lab.data import fetch
+
     if name == "arrangements":
         print(f"{name}: {OTHERS[name]}")
         return
@@ -67,6 +67,8 @@ def check(name: Name, data_dir: DataDir = None) -> None:
     \b
     mssar data check cifar10
     """
+    from mssar.lab.data import cifar
+
     _check_name(name)
     arrays = cifar.load(name, data_dir)
     findings = cifar.check(arrays)
@@ -92,6 +94,8 @@ def list_(data_dir: DataDir = None) -> None:
     \b
     mssar data list
     """
+    from mssar.lab.data import cifar, places
+
     root = places.folder(data_dir)
     table = Table("data set", "found", box=box.SIMPLE_HEAD)
     table.add_column("size", justify="right")
@@ -178,6 +182,8 @@ def _is_tree(place: Path) -> bool:
 def _check_name(name: str) -> None:
     if name in OTHERS:
         raise ValueError(f"{name}: {OTHERS[name]}")
+    from mssar.lab.data import cifar
+
     cifar.layout_of(name)
 
 

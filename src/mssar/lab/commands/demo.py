@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,15 +13,13 @@ from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
 from mssar.lab.commands.report import write
-from mssar.lab.display import results
-from mssar.lab.engine.execution import Execution
-from mssar.lab.engine.timing import measure
 from mssar.lab.recipes import DEMO
-from mssar.lab.records import Record
-from mssar.lab.report import build
-from mssar.lab.report.collect import collect
-from mssar.lab.run import Run
 from mssar.lab.timings import WHAT
+
+if TYPE_CHECKING:
+    from mssar.lab.engine.execution import Execution
+    from mssar.lab.records import Record
+    from mssar.lab.run import Run
 
 FOLDER = opt.RUNS / "demo"
 NETWORK = "resnet8"
@@ -47,6 +45,9 @@ def demo(
     mssar demo
     mssar demo --seeds 3
     """
+    from mssar.lab.display import results
+    from mssar.lab.run import Run
+
     how = opt.execution(device)
     asked = [
         Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
@@ -75,6 +76,8 @@ def demo(
 
 def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:
     """How long a step takes, in turns, so that whatever else runs here slows all of them alike."""
+    from mssar.lab.engine.timing import measure
+
     if anew:
         path.unlink(missing_ok=True)
     if path.exists():
@@ -90,6 +93,9 @@ def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:
 
 def _page(runs: Path, show: bool) -> None:
     """All of it as a page, beside the records."""
+    from mssar.lab.report import build
+    from mssar.lab.report.collect import collect
+
     page = runs / "report.html"
     maps = build.Maps(None, lambda line: typer.echo(line, err=True))
     write(build.demo(collect([runs]), maps), page)

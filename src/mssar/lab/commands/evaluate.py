@@ -11,10 +11,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from mssar.lab import data
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
-from mssar.lab.engine import evaluate as engine
 
 
 def evaluate(
@@ -36,6 +34,9 @@ def evaluate(
     mssar eval runs/cifar10-resnet20-mssar-seed0-1a2b3c --classes
     mssar eval resnet20-mssar.safetensors
     """
+    from mssar.lab import data
+    from mssar.lab.engine import evaluate as engine
+
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
     chosen = engine.trained(run, lambda line: typer.echo(line, err=True))

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from PIL import Image, ImageOps
-from torch import Tensor
 
 import mssar
-from mssar.explain import Explanation, Importance
-from mssar.lab import data
 from mssar.lab.commands import options as opt
-from mssar.lab.data import Data, pictures, transforms
-from mssar.lab.data.dataset import Arrays, Split
-from mssar.lab.data.imagefolder import MEAN, STD
-from mssar.lab.engine import evaluate as engine
-from mssar.lab.engine.checkpoint import write_whole
-from mssar.lab.engine.feed import Normalise
-from mssar.lab.recipes import Photographs
-from mssar.lab.report import maps, overlay
 
 if TYPE_CHECKING:
-    from jaxtyping import UInt8
+    from torch import Tensor
+
+    from mssar.explain import Explanation, Importance
+    from mssar.lab.report import overlay
 
 
 def explain(
@@ -38,9 +27,10 @@ def explain(
         list[str],
         typer.Argument(metavar="IMAGE...", help="Files, or test:17 for a test image by number."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The PNG to write.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The PNG to write.")] = Path(
         "explained.png"
     ),
+    out: Annotated[Path | None, typer.Option(hidden=True)] = None,  # what it was called before
     block: Annotated[
         list[str] | None,
         typer.Option(help="Blocks by name, or all; the last of every stage by default."),
@@ -61,13 +51,22 @@ def explain(
     mssar explain runs/cifar10-resnet20-mssar-seed0-0f3a51 cat.jpg --block layer3.2 -o cat.png
     mssar explain resnet20-mssar.safetensors cat.jpg
     """
+    import torch
+
+    from mssar.lab.commands.pictures import data_for, picture
+    from mssar.lab.engine import evaluate as engine
+    from mssar.lab.engine.checkpoint import write_whole
+    from mssar.lab.engine.feed import Normalise
+    from mssar.lab.report import maps, overlay
+
+    out = out or output
     _require_place(out)
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
     chosen = engine.trained(run, lambda line: typer.echo(line, err=True))
-    found = _data(chosen, data_dir, images)
+    found = data_for(chosen, data_dir, images)
     maps.require_recalibrated(chosen, found)
-    squares, truths = zip(*(_picture(name, found, chosen) for name in images), strict=True)
+    squares, truths = zip(*(picture(name, found, chosen) for name in images), strict=True)
     normalise = Normalise(found, torch.device("cpu"))
     seen = mssar.explain(chosen.model, normalise(torch.stack(squares).permute(0, 3, 1, 2)))
     stages = dict(zip(seen.blocks, maps.stages_of(seen.blocks), strict=True))
@@ -88,82 +87,28 @@ def explain(
     if as_json:
         print(json.dumps(_plain(out, shown, blocks, layers, stages), indent=2))
         return
-    for picture in shown:
-        known = "" if picture.truth is None else f" (really {picture.truth})"
-        if picture.truth == picture.guess:
+    for one in shown:
+        known = "" if one.truth is None else f" (really {one.truth})"
+        if one.truth == one.guess:
             known = " (right)"
-        print(f"{picture.name}: {picture.guess}, {picture.probability:.1%}{known}")
+        print(f"{one.name}: {one.guess}, {one.probability:.1%}{known}")
     print(f"{out}: {', '.join(layer.name for layer in layers)}")
 
 
 def _require_place(out: Path) -> None:
     if out.suffix.lower() != ".png":
-        raise ValueError(f"--out is a PNG, as in explained.png; got {out}")
+        raise ValueError(f"--output is a PNG, as in explained.png; got {out}")
     if not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} to write {out.name} into")
     if out.is_dir():
         raise ValueError(f"{out} is a folder")
 
 
-def _data(chosen: engine.Trained, data_dir: Path | None, images: Sequence[str]) -> Data:
-    """The run's data set, for its names, its colours' mean and its test images.
-
-    A file of weights says as much of it as pictures of one's own need. Photographs are all
-    normalised alike, so without theirs only the names are missing.
-    """
-    run, note = chosen.run, chosen.note
-    try:
-        return run.normalised(data.load(run.dataset, data_dir))
-    except ValueError:
-        photographs = isinstance(run.recipe.augmentation, Photographs)
-        if not (photographs or note) or data_dir is not None or any(map(_numbered, images)):
-            raise
-    _, height, width = note["size"] if note else (3, 1, 1)
-    labels = torch.zeros(0, dtype=torch.int64)
-    none = Split(torch.zeros(0, height, width, 3, dtype=torch.uint8), labels)
-    if note:
-        mean, std = (tuple(255 * value for value in note[name]) for name in ("mean", "std"))
-        return Arrays(run.dataset, tuple(note["classes"]), none, none, mean, std)
-    classes = tuple(map(str, range(chosen.classes)))
-    return Arrays(run.dataset, classes, none, none, *run.colours(MEAN, STD))
-
-
-def _numbered(name: str) -> re.Match[str] | None:
-    return re.fullmatch(r"test:(\d+)", name)
-
-
-def _picture(
-    name: str, found: Data, chosen: engine.Trained
-) -> tuple[UInt8[Tensor, "H W 3"], str | None]:
-    """An image as the network takes it, and its class where that is known."""
-    if asked := _numbered(name):
-        number, last = int(asked[1]), len(found.test) - 1
-        if number > last:
-            raise ValueError(f"test images of {found.name} are test:0 to test:{last}; got {name}")
-        truth = found.classes[int(found.test.labels[number])]
-        return maps.tested(found, chosen.run.recipe, number), truth
-    try:
-        image = pictures.decode(Path(name).read_bytes())
-    except FileNotFoundError:
-        raise ValueError(f"there is no picture {name}; test:0 is the first test image") from None
-    except Exception as error:  # Pillow raises nearly anything on a broken file
-        raise ValueError(f"{name} cannot be read: {pictures.reason_of(error)}") from None
-    augmentation = chosen.run.recipe.augmentation
-    if isinstance(augmentation, Photographs):
-        return transforms.pixels(transforms.testing(image, augmentation)), None
-    assert isinstance(found, Arrays)
-    height, width = found.test.images.shape[1:3]
-    return transforms.pixels(fitted(image, (width, height))), None
-
-
-def fitted(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The shorter side resized and the centre cut out; an image of this size stays as it is."""
-    return ImageOps.fit(image, size, Image.Resampling.BILINEAR)
-
-
 def _blocks(
     seen: Explanation, stages: Sequence[int], asked: Sequence[str] | None
 ) -> list[Importance]:
+    from mssar.lab.report import maps
+
     if not asked:
         return [seen.blocks[i] for i in maps.thinned(stages, 1)]
     if list(asked) == ["all"]:

@@ -6,19 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import mssar
-from mssar.export import SUFFIXES
-from mssar.lab import data
 from mssar.lab.commands import options as opt
-from mssar.lab.data import Data
-from mssar.lab.data.imagefolder import MEAN, STD
-from mssar.lab.engine import evaluate as engine
-from mssar.lab.engine.result import image_shape
 from mssar.lab.recipes import Photographs
+
+if TYPE_CHECKING:
+    from mssar.lab.data import Data
+    from mssar.lab.engine import evaluate as engine
 
 
 def export(
@@ -48,6 +46,10 @@ def export(
     mssar export runs/cifar10-resnet20-mssar-seed0-0f3a51
     mssar export runs/cifar10-resnet20-mssar-seed0-0f3a51 net.pt2 --format torch
     """
+    from mssar.export import SUFFIXES
+    from mssar.lab.engine import evaluate as engine
+    from mssar.lab.engine.result import image_shape
+
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
     if format_ is not None and format_ not in SUFFIXES:
@@ -74,6 +76,8 @@ def _say(line: str) -> None:
 
 def _data(chosen: engine.Trained, data_dir: Path | None) -> Data | None:
     """For its names and colours; a network can go without."""
+    from mssar.lab import data
+
     try:
         found = data.load(chosen.run.dataset, data_dir)
     except ValueError as error:
@@ -89,6 +93,8 @@ def _data(chosen: engine.Trained, data_dir: Path | None) -> Data | None:
 
 def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
     """Mean and deviation are of pixels from 0 to 1, and a network sees (x − mean) / std."""
+    from mssar.lab.data.imagefolder import MEAN, STD
+
     run = chosen.run
     said: dict[str, Any] = {
         "version": mssar.__version__,

@@ -1,4 +1,8 @@
-"""Options that several verbs share, and what they mean."""
+"""Options that several verbs share, and what they mean.
+
+Here and in every verb, what needs torch is imported where it is used: help and a mistake in the
+words are answered without.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import torch
 import typer
 
-from mssar.lab import data, records
-from mssar.lab.data import Data, places
-from mssar.lab.display import Both, Silence, watching
-from mssar.lab.engine.execution import Execution, choose_device, keep_compiled
-from mssar.lab.engine.fleet import Outcome, into, train
-from mssar.lab.engine.observer import Observer
-from mssar.lab.engine.world import World, joined, launched, leads
-from mssar.lab.run import Run
+if TYPE_CHECKING:
+    from mssar.lab.data import Data
+    from mssar.lab.engine.execution import Execution
+    from mssar.lab.engine.fleet import Outcome
+    from mssar.lab.engine.observer import Observer
+    from mssar.lab.engine.world import World
+    from mssar.lab.run import Run
 
 LEFT_OVER = 75  # exit status: stopped in time, run again to go on
 RUNS = Path("runs")
@@ -106,6 +108,11 @@ def execution(
     unreadable: float = 0.01,
 ) -> Execution:
     """How to compute, from what was asked for."""
+    import torch
+
+    from mssar.lab.engine.execution import Execution, choose_device
+    from mssar.lab.engine.world import launched
+
     if launched() and torch.cuda.is_available():
         if device.startswith("cuda:"):
             raise ValueError(f"each process takes a GPU of its own: --device cuda, not {device}")
@@ -161,6 +168,8 @@ def pair(name: str, text: str) -> tuple[float, float]:
 
 def loader(data_dir: Path | None) -> Callable[[str], Data]:
     """Data sets by name, each read once."""
+    from mssar.lab import data
+
     found: dict[str, Data] = {}
 
     def load(name: str) -> Data:
@@ -185,6 +194,12 @@ def carry_out(
     anew: bool = False,
 ) -> Outcome:
     """Train runs before the user's eyes, alone or with the processes that torchrun started."""
+    from mssar.lab import records
+    from mssar.lab.data import places
+    from mssar.lab.engine.execution import keep_compiled
+    from mssar.lab.engine.fleet import into, train
+    from mssar.lab.engine.world import joined
+
     begun = time.monotonic()
     load = loader(data_dir)
     for run in runs:
@@ -215,6 +230,8 @@ def carry_out(
 
 @contextmanager
 def _observing(world: World, tensorboard: bool) -> Iterator[Observer]:
+    from mssar.lab.display import Both, Silence, watching
+
     if not world.leads:
         yield Silence()
         return
@@ -233,6 +250,8 @@ def _observing(world: World, tensorboard: bool) -> Iterator[Observer]:
 
 def leave(outcome: Outcome, again: str) -> None:
     """Say what is not done, and exit with the status that fits."""
+    from mssar.lab.engine.world import leads
+
     for reason in outcome.failures if leads() else ():
         typer.echo(f"mssar: {reason}", err=True)
     if outcome.left and leads():

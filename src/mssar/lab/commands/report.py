@@ -5,17 +5,16 @@ from __future__ import annotations
 import errno
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mssar.lab.commands import options as opt
-from mssar.lab.engine.checkpoint import write_whole
-from mssar.lab.report import build
-from mssar.lab.report.collect import Collection, collect
-from mssar.lab.report.content import Page
-from mssar.lab.report.page import html
-from mssar.lab.report.serve import Server, Source
+
+if TYPE_CHECKING:
+    from mssar.lab.report.collect import Collection
+    from mssar.lab.report.content import Page
+    from mssar.lab.report.serve import Source
 
 RECORDS = Path("records")
 PORT = 8017
@@ -53,6 +52,10 @@ def report(
     mssar report runs/demo --demo -o demo.html
     mssar report --serve
     """
+    from mssar.lab.report import build
+    from mssar.lab.report.collect import collect
+    from mssar.lab.report.serve import Source
+
     chosen = _places(places, demo=demo)
     looked = build.Maps(data_dir, lambda line: typer.echo(line, err=True)) if maps else None
     make = build.demo if demo else build.reproduction
@@ -65,10 +68,12 @@ def report(
         _serve(Source(chosen, lambda: page(True)[0]), port, show)
         return
     made, found = page(False)
+    things = (("record", found.records), ("timing", found.timings), ("unfinished run", found.going))
+    if not any(some for _, some in things):
+        _refuse(chosen, found, output)
     write(made, output)
     for problem in made.problems:
         typer.echo(f"mssar: {problem}", err=True)
-    things = (("record", found.records), ("timing", found.timings), ("unfinished run", found.going))
     counted = [f"{len(some)} {name}{'s' * (len(some) != 1)}" for name, some in things if some]
     typer.echo(f"{output}: {', '.join(counted) or 'nothing was found to show'}")
     if show:
@@ -79,11 +84,24 @@ def report(
 
 def write(page: Page, output: Path) -> None:
     """The page as a file, whole or not at all."""
+    from mssar.lab.engine.checkpoint import write_whole
+    from mssar.lab.report import page as pages
+
     if not output.parent.is_dir():
         raise ValueError(f"there is no folder {output.parent} for {output.name}")
     if output.exists() and not output.is_file():
         raise ValueError(f"{output} is there and is no file; name another with --output")
-    write_whole(output, html(page).encode())
+    write_whole(output, pages.html(page).encode())
+
+
+def _refuse(chosen: list[Path], found: Collection, output: Path) -> None:
+    """No empty page of files that hold nothing, nor over one that shows something."""
+    if not output.exists() and all(place.is_dir() for place in chosen):
+        return
+    first, *more = found.problems or [f"nothing lies in {', '.join(map(str, chosen))}"]
+    others = f" ({len(more)} more like it)" if more else ""
+    kept = f"; {output} stays as it is" if output.exists() else ""
+    raise ValueError(f"nothing to show: {first}{others}{kept}")
 
 
 def _places(places: list[Path] | None, *, demo: bool) -> list[Path]:
@@ -102,6 +120,8 @@ def _places(places: list[Path] | None, *, demo: bool) -> list[Path]:
 
 
 def _serve(source: Source, port: int, show: bool) -> None:
+    from mssar.lab.report.serve import Server
+
     try:
         server = Server(source, port)
     except OSError as error:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.table import Table
 
-from mssar.lab import records as recorded
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
-from mssar.lab.display import duration
-from mssar.lab.engine.execution import choose_device
-from mssar.lab.engine.provenance import hardware
-from mssar.lab.engine.world import leads
-from mssar.lab.experiments import EXPERIMENTS
-from mssar.lab.experiments.plan import Plan, Row, plan_for, summary
+
+if TYPE_CHECKING:
+    from mssar.lab import records as recorded
+    from mssar.lab.experiments.plan import Plan, Row
 
 RECORDS = Path("records")
+EXPERIMENTS = ("table3", "table4", "strategy", "stage", "ilsvrc")  # as mssar.lab.experiments has
 
 
 def reproduce(
@@ -63,6 +61,12 @@ def reproduce(
     mssar reproduce --list
     mssar reproduce table3 --nets resnet20,resnet56 --seeds 3 --time-budget 9m
     """
+    from mssar.lab import records as recorded
+    from mssar.lab.engine.execution import choose_device
+    from mssar.lab.engine.provenance import hardware
+    from mssar.lab.engine.world import leads
+    from mssar.lab.experiments.plan import plan_for
+
     names = list(experiments or EXPERIMENTS)
     if not experiments and not listing:
         raise ValueError(f"name an experiment ({', '.join(EXPERIMENTS)}), or pass --list")
@@ -112,6 +116,9 @@ def reproduce(
 
 
 def _show(plan: Plan, where: str, as_json: bool) -> None:
+    from mssar.lab.display import duration
+    from mssar.lab.experiments.plan import summary
+
     rows = summary(plan)
     if as_json:
         left = plan.seconds_left
@@ -159,4 +166,6 @@ def _own(row: Row) -> str:
 
 
 def _time(seconds: float | None) -> str:
+    from mssar.lab.display import duration
+
     return "?" if seconds is None else duration(seconds)

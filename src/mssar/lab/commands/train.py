@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
 
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.beginning import colours, initial
 from mssar.lab.commands.console import console
-from mssar.lab.display import results
-from mssar.lab.engine.checkpoint import checkpoints
-from mssar.lab.engine.result import finished
-from mssar.lab.engine.world import leads
 from mssar.lab.recipes import RECIPES, Recipe, varied
-from mssar.lab.run import Initial, Normalisation, Run, usual_recipe
-from mssar.networks.recalibration import OPTIONS, OURS
-from mssar.surgery.foreign import architecture
+
+if TYPE_CHECKING:
+    from mssar.lab.run import Initial, Normalisation, Run
 
 RECIPE = "The recipe, field by field"
 Whole: TypeAlias = int | None
@@ -130,6 +125,9 @@ def train(
     mssar train --from timm:resnet50 --weights FILE --insert --dataset imagefolder --data-dir DIR
     torchrun --nproc-per-node 8 -m mssar train resnet18 --dataset imagefolder --data-dir DIR
     """
+    from mssar.lab.commands.beginning import colours, initial
+    from mssar.lab.engine.world import leads
+
     nets = [*(nets or []), *([from_] if from_ else [])]
     if not nets:
         raise ValueError("name a network, as in resnet20 or timm:resnet50")
@@ -198,6 +196,8 @@ def train(
 
 
 def _show(out: Console, records: list[Any], runs: Path) -> None:
+    from mssar.lab.display import results
+
     out.print(results(records, out.width))
     out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
 
@@ -214,6 +214,8 @@ def _runs(
     seen: dict[str, Normalisation | None],
 ) -> list[Run]:
     """Every combination; an option goes to those that take it, and somebody must."""
+    from mssar.lab.run import Run, usual_recipe
+
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
     if not seeds:
@@ -247,12 +249,18 @@ def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
 
 
 def _taken(net: str, kind: str) -> set[str]:
+    from mssar.networks.recalibration import OPTIONS, OURS
+    from mssar.surgery.foreign import architecture
+
     staged = architecture(net).staged and kind in OURS
     return {*OPTIONS.get(kind, ()), *(["stage"] if staged else [])}
 
 
 def _ask(asked: list[Run], folder: Path, resume: bool, restart: bool) -> None:
     """What is there already is gone on with or thrown away, but only if that was said."""
+    from mssar.lab.engine.checkpoint import checkpoints
+    from mssar.lab.engine.result import finished
+
     if resume and restart:
         raise ValueError("--resume goes on and --restart throws away; say one of them")
     for run in asked:

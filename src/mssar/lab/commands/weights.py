@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mssar.lab import data
 from mssar.lab.commands import options as opt
-from mssar.lab.engine import weights as engine
-from mssar.lab.engine.checkpoint import write_whole
 
 
 def weights(
@@ -31,6 +28,10 @@ def weights(
     \b
     mssar weights runs/cifar10-resnet20-mssar-seed0-1a2b3c resnet20-mssar.safetensors --half
     """
+    from mssar.lab import data
+    from mssar.lab.engine import weights as engine
+    from mssar.lab.engine.checkpoint import write_whole
+
     if file.suffix != ".safetensors":
         raise ValueError(f"FILE ends in .safetensors; got {file}")
     if not file.parent.is_dir() or file.is_dir():

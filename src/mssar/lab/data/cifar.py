@@ -6,6 +6,7 @@ last, as in a picture.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
+CONTENTS = "SHA-256"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Layout:
     label_bytes: int  # before each image; the last is the class
     label_key: str  # in a pickle
     mean: tuple[float, float, float]  # as known; see check
+    contents: tuple[str, str]  # of training and test images, as known; see contents_of
     test: str = "test"
     train_count: int = 50_000
     test_count: int = 10_000
@@ -83,6 +86,10 @@ LAYOUTS = {
         label_bytes=1,
         label_key="labels",
         mean=(125.307, 122.950, 113.865),
+        contents=(
+            "6a3b2c04d0a79ce272dcdacaf0bc440275db5a8cbe3717521a28fada2ea0d2ed",
+            "65a6ffe079453e514083f99356b35e02cbfd581b4951e3937fae188974b79f39",
+        ),
     ),
     "cifar100": Layout(
         name="cifar100",
@@ -106,6 +113,10 @@ LAYOUTS = {
         label_bytes=2,  # superclass and class
         label_key="fine_labels",
         mean=(129.304, 124.070, 112.434),
+        contents=(
+            "640c97a4012a8aebfcaf57fd82a33dd43b37d2e397a02cb9b0a3d89e6d6d936d",
+            "a6a97df7b61bc7420bc44268696e8963d33129bc050978f2a63d8fe3420989fa",
+        ),
     ),
 }
 
@@ -197,7 +208,8 @@ def load(name: str, data_dir: Path | None = None) -> Arrays:
 
 
 def check(arrays: Arrays) -> list[Finding]:
-    """Counts, balance of the classes and mean colour, against what is known of the data set."""
+    """Counts, balance of the classes, mean colour and all images with their labels, against what
+    is known of the data set."""
     layout = layout_of(arrays.name)
     findings = []
     for split, part, count in (
@@ -214,7 +226,21 @@ def check(arrays: Arrays) -> list[Finding]:
     for colour, known, mean in zip(("red", "green", "blue"), layout.mean, arrays.mean, strict=True):
         ok = math.isclose(known, mean, rel_tol=0, abs_tol=0.01)
         findings.append(Finding(f"mean {colour}", f"{known:.3f}", f"{mean:.3f}", ok))
+    for split, part, digest in zip(
+        ("training", "test"), (arrays.train, arrays.test), layout.contents, strict=True
+    ):
+        found = contents_of(part)
+        findings.append(Finding(f"{split} {CONTENTS}", digest[:12], found[:12], digest == found))
     return findings
+
+
+def contents_of(part: Split) -> str:
+    """SHA-256 over the sorted SHA-256 of each image with its label: in whatever order they are."""
+    each = (
+        hashlib.sha256(image.tobytes() + bytes([label])).digest()
+        for image, label in zip(part.images.numpy(), part.labels.tolist(), strict=True)
+    )
+    return hashlib.sha256(b"".join(sorted(each))).hexdigest()
 
 
 def _contents(place: Found, layout: Layout) -> Iterator[tuple[str, str, bytes]]:

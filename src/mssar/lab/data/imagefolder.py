@@ -130,6 +130,8 @@ def open_folder(
             if names
         )
         raise ValueError(f"train and val of {root} must have the same classes: {missing}")
+    if len(classes) < 2:
+        raise ValueError(f"at least two classes are needed; {root} has one, {classes[0]}")
     digest = hashlib.sha256()
     train, test = (_files(root, split, classes, digest) for split in ("train", "val"))
     found = (len(classes), len(train), len(test))
@@ -182,6 +184,8 @@ def _listing(folder: Path) -> list[tuple[bytes, int]]:
             if entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith("."):
                 # A folder or a dangling link of such a name will be unreadable, and reported so.
                 size = entry.stat().st_size if entry.is_file() else 0
+                if not (size or entry.is_file() or entry.is_dir()) and os.path.exists(entry):
+                    raise ValueError(f"{entry.path}: not a regular file")  # a pipe never ends
                 found.append((os.fsencode(entry.name), size))
     return sorted(found)
 

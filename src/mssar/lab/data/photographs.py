@@ -177,7 +177,9 @@ def batches(
     """Images and labels of each order, a batch each, on the device and channels-last.
 
     What is drawn for an image depends on the seed, the epoch and its number alone. One that cannot
-    be read is black, with a label that cross-entropy ignores. Closing it ends the workers.
+    be read is left out: in training the next of its batch that can be stands in for it, so that no
+    norm sees a black square and the loss is a mean over images; in testing, or where none can, it
+    is black, with a label that cross-entropy ignores. Closing it ends the workers.
     """
     if workers < 0:
         raise ValueError(f"workers is a number of processes, 0 or more; got {workers}")
@@ -245,6 +247,7 @@ def _batch(
     size = reader.transform.augmentation.size
     images = torch.zeros(len(order), size, size, 3, dtype=torch.uint8, device=device)
     labels = reader.files.labels[order]
+    lacking = set[int]()
     for start in range(0, len(order), PART):
         numbers = order[start : start + PART].tolist()
         part = _next(loader)
@@ -257,9 +260,17 @@ def _batch(
             draws = torch.tensor([transforms.packed(drawn) for drawn in part.draws]).pin_memory()
             squares = finish_all(squares, draws.to(device, non_blocking=True), size)
         images[start : start + PART].copy_(squares, non_blocking=True)
-        labels[[start + place for place in part.unreadable]] = IGNORED
+        lacking |= {start + place for place in part.unreadable}
         paths = (reader.root / reader.files.paths[numbers[place]] for place in part.unreadable)
         tally.add(len(numbers), zip(paths, part.unreadable.values(), strict=True))
+    there = [place for place in range(len(order)) if place not in lacking]
+    for place in sorted(lacking):
+        if reader.transform.train and there:
+            other = next((later for later in there if later > place), there[0])
+            images[place].copy_(images[other])
+            labels[place] = labels[other]
+        else:
+            labels[place] = IGNORED
     return images, (labels.pin_memory() if stream else labels).to(device, non_blocking=True)
 
 

@@ -19,6 +19,8 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from mssar.extras import advice
+
 if TYPE_CHECKING:
     from jaxtyping import UInt8
 
@@ -107,7 +109,7 @@ def torchvision_module(module: str) -> Any:
         if (error.name or "").partition(".")[0] != "torchvision":
             raise
         raise ValueError(
-            "training on image folders needs torchvision: pip install 'mssar[images]'"
+            f"training on image folders needs torchvision: {advice('images')}"
         ) from None
     except RuntimeError as error:  # built for another torch
         reason = str(error).splitlines()[0]

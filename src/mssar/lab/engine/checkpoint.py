@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from mssar.lab import lines
+from mssar.networks import signature
 
 SCHEMA = 1
 KEPT = 2
@@ -65,7 +66,7 @@ def write(directory: Path, progress: Progress, state: Brought) -> Path:
     """Of what was brought before."""
     step = f"-step-{progress.step:05}" if progress.step else ""
     path = directory / f"epoch-{progress.epoch:04}{step}.safetensors"
-    write_whole(path, state.file({"mssar": json.dumps(asdict(progress))}))
+    write_whole(path, state.file({"mssar": json.dumps(asdict(progress))}, signed=True))
     for old in checkpoints(directory)[:-KEPT]:
         if old != path:  # later ones may lie there that cannot be read
             old.unlink(missing_ok=True)
@@ -100,9 +101,14 @@ class Brought:
             return None
         return next(name for name, tensor in self.tensors() if not tensor.isfinite().all())
 
-    def file(self, notes: Mapping[str, str]) -> bytes:
-        """All of it as a safetensors file: the header's length, a JSON header, the numbers."""
-        header: dict[str, Any] = {"__metadata__": dict(notes)}
+    def file(self, notes: Mapping[str, str], *, signed: bool = False) -> bytes:
+        """All of it as a safetensors file: the header's length, a JSON header, the numbers.
+
+        ``signed``: with their SHA-256; see :mod:`mssar.networks.signature`.
+        """
+        numbers = [whole.view(torch.uint8).numpy() for _, whole in self._whole]
+        carried = signature.notes(some.data for some in numbers) if signed else {}
+        header: dict[str, Any] = {"__metadata__": carried | dict(notes)}
         end = 0
         for shapes, whole in self._whole:
             for name, shape in shapes.items():
@@ -111,8 +117,9 @@ class Brought:
                 header[name] = {**kind, "data_offsets": [begin, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        numbers = [whole.view(torch.uint8).numpy().tobytes() for _, whole in self._whole]
-        return b"".join((len(text).to_bytes(8, "little"), text, *numbers))
+        if signed:
+            text = signature.sign(text)
+        return b"".join((len(text).to_bytes(8, "little"), text, *(some.data for some in numbers)))
 
 
 def discard(directory: Path, *others: str) -> None:
@@ -151,20 +158,22 @@ def newest(
 
 def load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     """A checkpoint's progress and tensors. Nothing in it is ever executed."""
-    with _opened(path) as file:
+    with _opened(path, numbers=True) as file:
         return _progress(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def progress(path: Path) -> Progress:
     """How far a checkpoint's run is; its tensors stay where they are."""
-    with _opened(path) as file:
+    with _opened(path, numbers=False) as file:
         return _progress(file)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path, *, numbers: bool) -> Iterator[Any]:
+    lines.require_regular(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
+            signature.require_good(path, numbers=numbers)
             yield file
     except _TROUBLE as error:
         raise ValueError(f"{path} is no readable checkpoint ({error})") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from mssar.cost import cost
-from mssar.lab import records
+from mssar.lab import lines, records
 from mssar.lab.data import Data
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import provenance
@@ -87,6 +87,7 @@ def image_shape(run: Run, data: Data | None = None) -> tuple[int, int, int]:
 def finished(directory: Path) -> Record | None:
     """The record in a run's folder, if it came to its end."""
     path = directory / NAME
+    lines.require_regular(path)
     try:
         return records.parse(path.read_text("utf-8"))
     except FileNotFoundError:

@@ -78,4 +78,4 @@ def file(
         "run": run,
     }
     on_cpu = {name: tensor.detach().to(torch.device("cpu")) for name, tensor in state.items()}
-    return Brought(on_cpu).file({"format": "pt", NOTE: json.dumps(note)})
+    return Brought(on_cpu).file({"format": "pt", NOTE: json.dumps(note)}, signed=True)

@@ -47,8 +47,10 @@ class Row:
         return found
 
 
-def compare(progress: Callable[[list[_Asked]], Iterable[_Asked]] = iter) -> list[Row]:
-    """Every network of the paper's tables; CIFAR ResNets with MS-SAR at reduction 1 and 3.
+def compare(
+    progress: Callable[[list[_Asked]], Iterable[_Asked]] = iter, network: str | None = None
+) -> list[Row]:
+    """Every network of the paper's tables, or one; CIFAR ResNets with MS-SAR at reduction 1 and 3.
 
     It takes some seconds; ``progress`` may wrap the list that is worked through.
     """
@@ -58,6 +60,11 @@ def compare(progress: Callable[[list[_Asked]], Iterable[_Asked]] = iter) -> list
         for row in published
         for reduction in _reductions(row)
     ]
+    if network is not None:
+        known = dict.fromkeys(row.network for _, row, _ in asked)
+        asked = [one for one in asked if one[1].network == network]
+        if not asked:
+            raise ValueError(f"the paper's tables have no {network}; they have {', '.join(known)}")
     return [_row(*one) for one in progress(asked)]
 
 

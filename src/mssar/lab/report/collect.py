@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from mssar.lab import records, timings
+from mssar.lab import lines, records, timings
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.engine.result import NAME
@@ -66,9 +66,13 @@ def _take(file: Path, found: Collection, seen: set[str]) -> None:
         _take_progress(file, found)
         return
     try:
+        lines.require_regular(file)
         text = file.read_text("utf-8")
     except UnicodeDecodeError:
         found.problems.append(f"{file}: not text in UTF-8")
+        return
+    except ValueError as error:
+        found.problems.append(str(error))
         return
     except OSError as error:
         found.problems.append(f"{file}: {error.strerror or error}")

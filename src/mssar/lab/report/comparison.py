@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from mssar.lab import timings
 from mssar.lab.records import Record
-from mssar.lab.report.content import Compared, Comparison
+from mssar.lab.report.content import ORDER, Compared, Comparison
 from mssar.lab.report.figures import how
 from mssar.lab.report.groups import Group, grouped, options_of
 from mssar.lab.timings import Timing
 
-ORDER = ("none", "se", "eca", "cbam", "coord", "ela", "ge", "simam", "mssar")
 PAPER = ("none", "se", "mssar")  # which the paper's tables have already
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+# Recalibrations, as they are compared.
+ORDER = ("none", "se", "eca", "cbam", "coord", "ela", "ge", "simam", "mssar")
+
 Verdict = Literal["holds", "none", "reversed", "unclear", "open"]
 # beyond the spread · within it · the other way round, beyond it · one run only · not yet run
 

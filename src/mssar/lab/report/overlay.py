@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mssar.coordinates import CoordinateSet, Regional, Sliding
 from mssar.explain import Importance
+from mssar.extras import advice
 
 if TYPE_CHECKING:
     from jaxtyping import Float, UInt8
@@ -152,7 +153,7 @@ def _matplotlib() -> tuple[Any, Any, Any]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        raise ValueError("figures need matplotlib: pip install 'mssar[lab]'") from None
+        raise ValueError(f"figures need matplotlib: {advice('lab')}") from None
     return Figure, FigureCanvasAgg, colormaps[COLOURS]
 
 

@@ -17,8 +17,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from mssar.lab.report import compared
-from mssar.lab.report.comparison import ORDER
-from mssar.lab.report.content import Claim, Page, Row, Table, plain
+from mssar.lab.report.content import ORDER, Claim, Page, Row, Table, plain
 from mssar.lab.report.phrases import (
     asset,
     cell,
