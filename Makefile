@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types contracts unit docs serve format package clean
+.PHONY: demo test lint types contracts unit docs serve format package faults clean
 .DELETE_ON_ERROR:
 
 demo: .venv/lab
@@ -41,6 +41,10 @@ package: .venv/package
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 	PYTHON=$(PYTHON) tools/try-wheel dist/*.whl
+
+# Kills, full disks, torn files and the like, on purpose; minutes, so not part of `make test`.
+faults: .venv/dev
+	$(BIN)/python tools/inject-faults --write docs/reliability.md
 
 clean:
 	rm -rf .venv .cache site dist
