@@ -1,1 +1,1 @@
-"""Faults on purpose: each suite does what really happens to programs, and counts what came of it."""
+"""Faults on purpose: a suite does what really happens to programs, and counts what came of it."""
