@@ -68,9 +68,15 @@ class Subject:
     grad: Tensor
 
     def lap(self, read: Callable[[], float]) -> Laps:
-        """What each part adds to a reading. The device is idle before each of them."""
+        """What each part adds to a reading. The device is idle before each of them.
+
+        A network stays in its mode for many steps. The first call in another one binds tensors
+        anew, so it is not read.
+        """
         device = self.shortcut.device
         self.row.train()
+        with cast(device):
+            self.run(self.maps, self.shortcut)
         for tensor in (*self.row.parameters(), *self.maps, self.shortcut):
             tensor.grad = None
         wait(device)
@@ -84,11 +90,12 @@ class Subject:
         backward = read() - begun
         del out
         self.row.eval()
-        wait(device)
-        begun = read()
         with torch.inference_mode(), cast(device):
             self.run(self.maps, self.shortcut)
-        inference = read() - begun
+            wait(device)
+            begun = read()
+            self.run(self.maps, self.shortcut)
+            inference = read() - begun
         wait(device)
         return dict(zip(PARTS, (forward, backward, inference), strict=True))
 
