@@ -129,7 +129,10 @@ def unchecked() -> Iterator[types.ModuleType]:
         del sys.modules[name]
     sys.modules.update(_plain)
     try:
-        yield importlib.import_module("mssar")
+        package = importlib.import_module("mssar")
+        for name in package.__all__:  # loaded now, not while a test has parts of it exchanged
+            getattr(package, name)
+        yield package
     finally:
         _plain.update(_ours())  # kept, so that it is imported once
         for name in _plain:
