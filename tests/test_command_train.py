@@ -329,6 +329,7 @@ def test_reproduce_runs_what_is_missing_and_then_nothing():
     assert [(r.run["recalibration"], r.run["options"].get("reduction")) for r in found] == [
         ("none", None),
         ("mssar", 1),
+        ("se", 1),
         ("mssar", 3),
     ]
     assert Path("records/table3.jsonl").is_file()
@@ -337,7 +338,7 @@ def test_reproduce_runs_what_is_missing_and_then_nothing():
     assert f"{found[0].error - 8.61:+.2f}" in said
     again = run(*words)
     assert again.stderr == ""
-    assert len(records.read(Path("records"))) == 3
+    assert len(records.read(Path("records"))) == 4
     more = json.loads(run("reproduce", "--list", "table3", "--seeds", "2", "--json").stdout)
     left = {(c["network"], c["dataset"]): c["left"] for c in more["cells"]}
     assert left["resnet20", "cifar10"] == 1
@@ -352,7 +353,7 @@ def test_reproduce_goes_on_where_its_budget_ended():
     assert stopped.exit_code == 75
     assert "the same command goes on" in stopped.stderr
     run(*words, "--time-budget", "5m")
-    assert len(records.read(Path("records"))) == 3
+    assert len(records.read(Path("records"))) == 4
 
 
 def test_reproduce_names_what_it_knows(capsys, monkeypatch):
