@@ -88,8 +88,10 @@ def test_a_training_step_is_the_modules(size, layout, options):
 
 
 def test_a_cell_of_many_positions():
+    # Three samples: of two, the norm of scale 1 keeps the difference of two means that are nearly
+    # the same, and how that is rounded differs from CPU to CPU.
     ours, theirs = blocks(growth=4, steps=2)
-    assert_alike(ours, theirs, inputs((34, 33), batch=2))
+    assert_alike(ours, theirs, inputs((34, 33), batch=3))
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 5)], ids=str)
