@@ -13,12 +13,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from queue import Queue
+from typing import Any, TypeVar
 
 LONGEST = 180.0  # seconds that anything here may take
+T = TypeVar("T")
+R = TypeVar("R")
+
+HUNG = -1  # the status of what took longer
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,8 @@ class Order:
 
     words: list[str]
     root: str
-    after: float | None = None  # seconds until SIGKILL
+    after: float | None = None  # seconds until a signal
+    signal: int = signal.SIGKILL
     kill: tuple[int, str] | None = None  # at which call, and when: see calls.Kill
     fail: tuple[int, int, bool] | None = None  # at which call, by which error: see calls.Fail
     largest: int | None = None  # bytes that a file may have
@@ -48,22 +55,25 @@ class Nursery:
     """The process that forks; one order at a time."""
 
     def __init__(self) -> None:
-        here = Path(__file__).parent
-        paths = [str(here.parent), *sys.path]
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from faults import nursery; nursery.serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "OMP_NUM_THREADS": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-                "no_proxy": "*",
-                "MPLBACKEND": "agg",
-            },
+            env=self.environment(),
         )
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        """For a program that finds this package, computes in one thread and asks no proxy."""
+        paths = [str(Path(__file__).parents[1]), *sys.path]
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "no_proxy": "*",
+        }
 
     def __call__(self, order: Order) -> Answer:
         assert self._process.stdin is not None
@@ -80,9 +90,35 @@ class Nursery:
         self._process.wait()
 
 
+class Crew:
+    """Several, that share what there is to do."""
+
+    def __init__(self, size: int) -> None:
+        self._free: Queue[Nursery] = Queue()
+        self._threads = ThreadPoolExecutor(size)
+        for _ in range(size):
+            self._free.put(Nursery())
+
+    def __call__(self, order: Order) -> Answer:
+        one = self._free.get()
+        try:
+            return one(order)
+        finally:
+            self._free.put(one)
+
+    def each(self, job: Callable[[T], R], cases: Iterable[T]) -> Iterator[R]:
+        """What a job makes of cases, in their order, side by side."""
+        yield from self._threads.map(job, cases)
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        while not self._free.empty():
+            self._free.get().close()
+
+
 @contextlib.contextmanager
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
+def crew(size: int = 2) -> Iterator[Crew]:
+    made = Crew(size)
     try:
         yield made
     finally:
@@ -135,24 +171,27 @@ def carry_out(order: Order) -> Answer:
     child = os.fork()
     if child == 0:
         _be_the_command(order, *files)
-    status = _wait(child, order.after)
+    status = _wait(child, order)
     took = time.monotonic() - begun
     out, err, calls = (file.read_text("utf-8", "replace") for file in files)
     return Answer(status, took, out, err, calls.splitlines())
 
 
-def _wait(child: int, after: float | None) -> int:
-    end = time.monotonic() + (LONGEST if after is None else after)
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
-        time.sleep(max(0.0, min(0.002, end - time.monotonic())))
-    else:
-        os.kill(child, signal.SIGKILL)  # not yet waited for, so nobody else has its number
-        _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    return 128 - code if code < 0 else code
+def _wait(child: int, order: Order) -> int:
+    ends = [(LONGEST, signal.SIGKILL)]
+    if order.after is not None:
+        ends.insert(0, (order.after, signal.Signals(order.signal)))
+    begun = time.monotonic()
+    for after, number in ends:
+        while (left := begun + after - time.monotonic()) > 0:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                return 128 - code if code < 0 else code
+            time.sleep(min(0.002, left))
+        os.kill(child, number)  # not yet waited for, so nobody else has its number
+    os.waitpid(child, 0)
+    return HUNG
 
 
 def _be_the_command(order: Order, out: Path, err: Path, calls: Path) -> None:
