@@ -15,6 +15,8 @@ from pathlib import Path
 
 from faults.calls import Call
 
+Tree = dict[str, bytes]  # by path; folders end in a slash
+Names = dict[int, dict[str, int]]  # what the names in every folder name
 Change = tuple[int, str, int | None]  # a folder, a name in it, and what that then names
 
 
@@ -131,15 +133,15 @@ class Disk:
         return [(n, f) for n, f in self.nodes.items() if isinstance(f, Folder)]
 
     @staticmethod
-    def _have(changes: list[Change], names: dict[int, dict[str, int]]) -> None:
+    def _have(changes: list[Change], names: Names) -> None:
         for number, name, node in changes:
             _set(names[number], name, node)
 
-    def now(self) -> dict[str, bytes]:
-        """What the program sees; folders end in a slash."""
+    def now(self) -> Tree:
+        """What the program sees."""
         return self._tree({n: f.now for n, f in self._folders()}, {})
 
-    def after_a_cut(self, most: int, draw: random.Random) -> Iterator[dict[str, bytes]]:
+    def after_a_cut(self, most: int, draw: random.Random) -> Iterator[Tree]:
         """What may be there: every possibility, or some of them where there are too many."""
         contents = {n: f.possible() for n, f in self.nodes.items() if isinstance(f, File)}
         loose = [n for n, found in contents.items() if len(found) > 1]
@@ -164,8 +166,8 @@ class Disk:
             which = dict(zip(loose, choice[len(kept) :], strict=True))
             yield self._tree(names_now, {n: contents[n][k] for n, k in which.items()})
 
-    def _tree(self, names: dict[int, dict[str, int]], contents: dict[int, bytes]) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
+    def _tree(self, names: Names, contents: dict[int, bytes]) -> Tree:
+        found: Tree = {}
 
         def walk(number: int, path: str) -> None:
             for name, node in sorted(names[number].items()):
@@ -187,7 +189,7 @@ def _set(names: dict[str, int], name: str, node: int | None) -> None:
         names[name] = node
 
 
-def lay(tree: dict[str, bytes], place: Path) -> None:
+def lay(tree: Tree, place: Path) -> None:
     """Put such a tree into an empty folder."""
     for name, content in tree.items():
         if name.endswith("/"):
@@ -196,9 +198,10 @@ def lay(tree: dict[str, bytes], place: Path) -> None:
             (place / name).write_bytes(content)
 
 
-def seen(place: Path) -> dict[str, bytes]:
+def seen(place: Path) -> Tree:
     """A folder as such a tree."""
-    return {
-        f"{path.relative_to(place)}{'/' * path.is_dir()}": b"" if path.is_dir() else path.read_bytes()
-        for path in sorted(place.rglob("*"))
-    }
+    found: Tree = {}
+    for path in sorted(place.rglob("*")):
+        folder = path.is_dir()
+        found[f"{path.relative_to(place)}{'/' * folder}"] = b"" if folder else path.read_bytes()
+    return found

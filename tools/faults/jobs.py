@@ -55,6 +55,7 @@ class Known:
 
     def __init__(self, crew: Crew, home: Path) -> None:
         self.home, self._crew = home, crew
+        self._jobs: dict[str, Job] = {}
         samples.put(home / "data")
         self.data = ["--data-dir", str(home / "data")]
         self.trained = self._made("trained", [*TRAIN.split(), "--seed", "0,1", *self.data])
@@ -132,6 +133,8 @@ class Known:
 
     def writing(self, name: str, words: list[str], file: str) -> Job:
         """A command that writes one file, in the place of an older one."""
+        if name in self._jobs:
+            return self._jobs[name]
         source = str(self.folders[self.run])
         spoken = [source if word == "RUN" else word for word in words]
         made = _undated(self._made(name, spoken, self._put_runs) / file)
@@ -146,13 +149,14 @@ class Known:
         def done(root: Path) -> str | None:
             return None if _undated(root / file) == made else f"{file} is another"
 
-        return Job(name, spoken, prepare, sound, done)
+        return self._jobs.setdefault(name, Job(name, spoken, prepare, sound, done))
 
     def _put_runs(self, root: Path) -> None:
         shutil.copytree(self.trained / "runs", root / "runs")
 
     def report(self) -> Job:
-        return self.writing("report", "report runs --no-maps -o page.html".split(), "page.html")
+        words = ["report", "runs", "--no-maps", "-o", "page.html"]
+        return self.writing("report", words, "page.html")
 
     def weights(self) -> Job:
         words = ["weights", "RUN", "out.safetensors", "--device", "cpu", *self.data]

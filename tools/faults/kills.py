@@ -48,18 +48,18 @@ def tried(crew: Crew, job: Job, home: Path, case: Case, **always: Any) -> Outcom
             if made.status not in (0, KILLED):
                 return Outcome(kills, f"ended with {made.status}: {made.err[-300:]}")
             kills += made.status == KILLED
-            if trouble := _looked(job.sound, root):
+            if trouble := looked(job.sound, root):
                 return Outcome(kills, f"after the kill, {trouble}")
         made = answer(crew, job, root, **always)
         if made.status:
             return Outcome(kills, f"does not go on: {made.status} {made.err[-300:]}")
-        trouble = _looked(job.done, root)
+        trouble = looked(job.done, root)
         return Outcome(kills, trouble and f"at the end, {trouble}")
     finally:
         shutil.rmtree(root.parent, ignore_errors=True)
 
 
-def _looked(look: Callable[[Path], str | None], root: Path) -> str | None:
+def looked(look: Callable[[Path], str | None], root: Path) -> str | None:
     try:
         return look(root)
     except (ValueError, OSError) as error:  # of what cannot be read
@@ -119,11 +119,11 @@ def check(effort: float, seed: int) -> Iterator[Row]:
         yield from _signals(people, known, home, effort, draw)
 
 
-def _probe(crew: Crew, job: Job, home: Path, **always: Any) -> Answer:
+def probe(crew: Crew, job: Job, home: Path, **always: Any) -> Answer:
     """How long it takes and which calls it makes, undisturbed."""
     root = fresh(job, home, f"probe-{job.name.replace(' ', '-')}")
     made = answer(crew, job, root, **always)
-    trouble = made.err if made.status else _looked(job.done, root)
+    trouble = made.err if made.status else looked(job.done, root)
     shutil.rmtree(root.parent)
     if trouble:
         raise RuntimeError(f"{job.name}, undisturbed: {trouble}")
@@ -135,7 +135,7 @@ def _of_training(
 ) -> Iterator[Row]:
     same = "goes on; weights and records as undisturbed, bit by bit"
     job = known.training()
-    usual = _probe(crew, job, home)
+    usual = probe(crew, job, home)
     cases = at_times("step", share(70, effort), usual.seconds, draw)
     yield row(crew, "SIGKILL at a random time in training", same, job, home, cases)
     both = known.training("--fleet", "2", "--tensorboard")
@@ -144,7 +144,7 @@ def _of_training(
     cases = at_calls("save", share(45, effort), usual.calls, "epoch-", draw)
     yield row(crew, "SIGKILL in a checkpoint's write", same, job, home, cases)
     job = known.recording()
-    usual = _probe(crew, job, home)
+    usual = probe(crew, job, home)
     cases = at_calls("record", share(30, effort), usual.calls, "records.jsonl", draw)
     promise = "no record lost, doubled or half"
     yield row(crew, "SIGKILL in a record's append", promise, job, home, cases)
@@ -155,7 +155,7 @@ def _of_files(
 ) -> Iterator[Row]:
     promise = "the file before or the whole new one"
     for job, count in ((known.report(), 25), (known.weights(), 10)):
-        usual = _probe(crew, job, home)
+        usual = probe(crew, job, home)
         calls = at_calls("call", share(0.6 * count, effort), usual.calls, "", draw)
         times = at_times("time", share(0.4 * count, effort), usual.seconds, draw)
         fault = f"SIGKILL in `mssar {job.name}`"
@@ -167,7 +167,7 @@ def _of_data(
 ) -> Iterator[Row]:
     with serving(samples.archive()) as url:
         job = known.fetching()
-        usual = _probe(crew, job, home, url=url)
+        usual = probe(crew, job, home, url=url)
         promise = "goes on from there; a data set is whole or not there"
         cases = at_calls("download", share(20, effort), usual.calls, "write cifar-10-binary", draw)
         cases += at_times("time", share(15, effort), usual.seconds, draw)
@@ -185,7 +185,7 @@ def _signals(
     crew: Crew, known: Known, home: Path, effort: float, draw: random.Random
 ) -> Iterator[Row]:
     job = known.training()
-    usual = _probe(crew, job, home)
+    usual = probe(crew, job, home)
     for number, word in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")):
         times = [draw.uniform(0.05, usual.seconds) for _ in range(share(10, effort))]
 
@@ -224,7 +224,7 @@ def _obeyed(made: Answer, number: int, root: Path) -> str | None:
 
 def _gone_on(crew: Crew, job: Job, root: Path) -> str | None:
     made = answer(crew, job, root)
-    return f"does not go on: {made.err}" if made.status else _looked(job.done, root)
+    return f"does not go on: {made.err}" if made.status else looked(job.done, root)
 
 
 SHELL = """

@@ -40,6 +40,7 @@ class Order:
     largest: int | None = None  # bytes that a file may have
     url: str | None = None  # of the data set's archive
     stdout: str | None = None
+    notes: str | None = None  # a folder for what it says; the one above by default
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def import_all() -> None:
     a thread when it is forked."""
     import matplotlib.figure  # noqa: F401
     import torch._dynamo
-    import torch.export  # noqa: F401
+    import torch.export
     import torch.utils.tensorboard  # noqa: F401
 
     import mssar.export
@@ -163,7 +164,7 @@ def import_all() -> None:
 
 
 def carry_out(order: Order) -> Answer:
-    place = Path(order.root).parent
+    place = Path(order.notes or Path(order.root).parent)
     files = [place / f"{name}.txt" for name in ("out", "err", "calls")]
     for file in files:
         file.write_bytes(b"")
