@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,14 @@ def check(effort: float, seed: int) -> Iterator[Row]:
                 elif job.name == "record":
                     fault = "errors made up in a record's append"
                 yield row(people, fault, job, home, share(count, effort), draw, **fate)
-        yield from _limited(people, known, home)
+        sizes = (
+            *((known.training(), n) for n in (0, 1000, 100_000)),
+            (known.recording(), 1000),
+            (known.report(), 300_000),
+            (known.weights(), 100_000),
+            (known.fetching(), 10_000),
+        )
+        yield from limited(people, sizes, home)
         yield from _mounted(people, known, home)
         yield _always_full(people, known, home)
 
@@ -131,16 +138,10 @@ def _told(row: str, troubles: list[str | None], remark: str = "") -> Row:
     return Row(row, PROMISE, len(troubles), wrong, remark)
 
 
-def _limited(crew: Crew, known: Known, home: Path) -> Iterator[Row]:
+def limited(crew: Crew, sizes: Iterable[tuple[Job, int]], home: Path) -> Iterator[Row]:
     """A limit that the kernel keeps: files may not be larger."""
     troubles: list[str | None] = []
-    for job, largest in (
-        *((known.training(), n) for n in (0, 1000, 100_000)),
-        (known.recording(), 1000),
-        (known.report(), 300_000),
-        (known.weights(), 100_000),
-        (known.fetching(), 10_000),
-    ):
+    for job, largest in sizes:
         root = fresh(job, home, f"limit-{job.name}-{largest}")
         with serving(samples.archive()) as url:
             made = answer(crew, job, root, largest=largest, url=url)

@@ -194,7 +194,7 @@ def _signals(
             root = fresh(job, home, name)
             try:
                 made = answer(crew, job, root, after=after, signal=number)
-                return _obeyed(made, number, root) or _gone_on(crew, job, root)
+                return obeyed(made, number, root) or _gone_on(crew, job, root)
             finally:
                 shutil.rmtree(root.parent, ignore_errors=True)
 
@@ -207,7 +207,7 @@ def _signals(
         yield Row(f"{word} at a random time in training", promise, len(found), wrong)
 
 
-def _obeyed(made: Answer, number: int, root: Path) -> str | None:
+def obeyed(made: Answer, number: int, root: Path) -> str | None:
     """Saved, said and left; or it came to its end before it was asked."""
     said = [line for line in made.err.splitlines() if line.startswith("mssar: ")]
     if "Traceback" in made.err or len(said) > 1:
@@ -251,6 +251,6 @@ def _from_a_shell(crew: Crew, job: Job, home: Path, number: int) -> str | None:
         made = Answer(process.returncode, 0.0, "", err)
         if made.status == 0:
             return f"it did not stop: {err}"
-        return _obeyed(made, number, root) or _gone_on(crew, job, root)
+        return obeyed(made, number, root) or _gone_on(crew, job, root)
     finally:
         shutil.rmtree(root.parent, ignore_errors=True)

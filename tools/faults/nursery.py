@@ -40,6 +40,7 @@ class Order:
     largest: int | None = None  # bytes that a file may have
     url: str | None = None  # of the data set's archive
     stdout: str | None = None
+    careless: bool = False  # files are written in their place: to see that a suite notices
     notes: str | None = None  # a folder for what it says; the one above by default
 
 
@@ -213,9 +214,17 @@ def _be_the_command(order: Order, out: Path, err: Path, calls: Path) -> None:
         os._exit(status)
 
 
+@contextlib.contextmanager
+def _in_its_place(path: Path) -> Iterator[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    yield path
+
+
 def _run(order: Order, seen: Any) -> int:
     from faults import samples
     from faults.calls import Call, Fail, Kill, Watcher, watched
+    from mssar import durable
     from mssar.__main__ import main
 
     if order.largest is not None:
@@ -233,6 +242,8 @@ def _run(order: Order, seen: Any) -> int:
         return plain(call)
 
     watcher.before = before  # type: ignore[method-assign]
+    if order.careless:
+        durable.whole = _in_its_place  # type: ignore[assignment]
     sys.argv = ["mssar", *order.words]
     with samples.installed(order.url or "https://127.0.0.1/"), watched(Path(order.root), watcher):
         try:
