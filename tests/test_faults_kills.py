@@ -23,7 +23,7 @@ def test_killed_anywhere_it_goes_on_as_if_it_had_not_been(tmp_path):
         training, recording = known.training(), known.recording()
         usual = probe(people, training, tmp_path)
         rows = [
-            (training, at_times("time", 3, usual.seconds, draw)),
+            (training, at_times("time", 2, usual.seconds, draw)),
             (training, at_calls("save", 2, usual.calls, "write .epoch-", draw)),
         ]
         for job, word in (
@@ -32,14 +32,14 @@ def test_killed_anywhere_it_goes_on_as_if_it_had_not_been(tmp_path):
             (known.fetching(), "write"),
         ):
             calls = probe(people, job, tmp_path, url=url).calls
-            rows.append((job, at_calls("call", 2, calls, word, draw)))
+            rows.append((job, at_calls("call", 1, calls, word, draw)))
         kills = 0
         for job, cases in rows:
             for case in cases:
                 outcome = tried(people, job, tmp_path, case, url=url)
                 assert outcome.trouble is None, (job.name, case)
                 kills += outcome.kills
-        assert kills >= 8
+        assert kills >= 5
 
         # A program that writes in the place of a file is found out.
         kept = known.report()
