@@ -71,7 +71,8 @@ class Fail(Watcher):
         if now > self.number and self.code in self.FULL and call.kind in self.FREES:
             return None
         if now == self.number and self.half and len(call.data) > 1:
-            return len(call.data) // 2  # and no more: the next will be refused
+            self.number += 1
+            return len(call.data) // 2  # and no more: the next is refused
         raise OSError(self.code, os.strerror(self.code), str(call.path))
 
 

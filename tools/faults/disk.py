@@ -7,6 +7,7 @@ small file system, one that is mounted anew to be read only, and a device that i
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import shutil
@@ -71,11 +72,10 @@ def faults(calls: list[str], count: int, draw: random.Random) -> list[Fault]:
     ways += [(number, True) for number in range(1, len(calls) + 1) if "write" in calls[number - 1]]
     draw.shuffle(ways)
     turns = ((*way, turn) for turn in range(len(CODES)) for way in ways)
-    chosen = [
+    return [
         (number, codes[(number + turn) % len(codes)], half)
-        for (number, half, turn), _ in zip(turns, range(count), strict=False)
+        for number, half, turn in itertools.islice(turns, count)
     ]
-    return chosen
 
 
 def row(
