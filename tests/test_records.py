@@ -209,14 +209,11 @@ class Full:
     fate: BaseException = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def __init__(self, path: Path, space: int) -> None:
-        self.file, self.space = path.open("a+b", buffering=0), space
+        self.file, self.space = open(path, "xb"), space  # noqa: SIM115
 
     def write(self, content: bytes) -> int:
-        if not self.space:
-            raise self.fate
-        written = self.file.write(content[: self.space])
-        self.space -= written
-        return written
+        self.file.write(content[: self.space])
+        raise self.fate
 
     def __enter__(self) -> "Full":
         return self
@@ -224,8 +221,15 @@ class Full:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
+
+def full(space: int) -> Any:
+    """In place of Path.open: what is written does not fit."""
+    read = Path.open
+
+    def opened(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        return Full(path, space) if "x" in mode else read(path, mode, *rest, **more)
+
+    return opened
 
 
 @pytest.mark.parametrize("space", [0, 1, 300])
@@ -233,12 +237,12 @@ class Full:
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch, space, before):
     path = tmp_path / "records.jsonl"
     path.write_text(before)
-    full = Full(path, space)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", lambda *_, **__: full)
-        with pytest.raises(OSError, match="No space left"):
+        patch.setattr(Path, "open", full(space))
+        with pytest.raises(OSError, match=f"No space left.*{path.name}'"):
             records.append(path, record("b"))
     assert path.read_text() == before
+    assert {p.name for p in tmp_path.iterdir()} == {path.name, f".{path.name}.lock"}
     records.append(path, record("b"))  # the lock was let go
     assert records.parse(path.read_text().splitlines()[-1]) == record("b")
 
@@ -260,27 +264,33 @@ def test_what_the_disk_does_not_confirm_is_taken_back(tmp_path, monkeypatch):
 def test_an_interrupt_in_the_middle_leaves_no_half_line(tmp_path, monkeypatch):
     path = tmp_path / "records.jsonl"
     records.append(path, record("a"))
-    full = Full(path, 100)
-    full.fate = KeyboardInterrupt()
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", lambda *_, **__: full)
+        patch.setattr(Full, "fate", KeyboardInterrupt())
+        patch.setattr(Path, "open", full(100))
         with pytest.raises(KeyboardInterrupt):
             records.append(path, record("b"))
     assert records.read(path) == [record("a")]
 
 
-def test_writes_in_pieces_make_a_whole_line(tmp_path, monkeypatch):
+def test_a_record_that_lacks_only_the_end_of_its_line_is_not_doubled(tmp_path):
     path = tmp_path / "records.jsonl"
-
-    class Slow(Full):
-        def write(self, content: bytes) -> int:
-            return self.file.write(content[:7])
-
-    with monkeypatch.context() as patch:
-        slow = Slow(path, 0)
-        patch.setattr(Path, "open", lambda *_, **__: slow)
-        records.append(path, record("a"))
+    path.write_text(record("a").as_line())
+    records.append(path, record("a"))
     assert records.read(path) == [record("a")]
+    records.append(path, record("b"))
+    assert records.read(path) == [record("a"), record("b")]
+
+
+def test_a_file_keeps_its_mode_and_a_link_to_it_stays_one(tmp_path):
+    path, link = tmp_path / "there" / "records.jsonl", tmp_path / "link.jsonl"
+    records.append(path, record("a"))
+    path.chmod(0o664)
+    link.symlink_to(path)
+    records.append(link, record("b"))
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o664
+    assert records.read(path) == [record("a"), record("b")]
+    assert {p.name for p in tmp_path.iterdir()} == {"there", "link.jsonl"}
 
 
 APPENDING = """

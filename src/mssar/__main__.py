@@ -7,11 +7,13 @@ import sys
 from mssar.extras import advice
 
 NEEDED = ("filelock", "numpy", "PIL", "platformdirs", "rich", "safetensors", "torch", "typer")
+SAID = {signal.SIGINT: b"mssar: interrupted\n", signal.SIGTERM: b"mssar: terminated\n"}
 
 
 def main() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else someone ignores it
-        signal.signal(signal.SIGINT, _interrupt)
+    for number in SAID:
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(number, _stop)  # else someone ignores it
     try:
         from mssar.lab.cli import main as run
 
@@ -23,15 +25,19 @@ def main() -> None:
         sys.exit(f"mssar: the command needs {name}: {advice('lab')}")
 
 
-def _interrupt(_signal: int, _frame: object) -> None:
-    """Ctrl-C. In the middle of an import there is nothing to save, and at once is best: torch's
-    own would swallow the exception, and go on broken."""
+def _stop(number: int, _frame: object) -> None:
+    """Ctrl-C, or a scheduler's SIGTERM; a training has its own way. In the middle of an import
+    there is nothing to save, and at once is best: torch's own would swallow the exception, and go
+    on broken."""
     for name, module in list(sys.modules.items()):
         ours = name == "torch" or name.startswith("mssar.")
         if ours and getattr(getattr(module, "__spec__", None), "_initializing", False):
-            os.write(2, b"mssar: interrupted\n")
-            os._exit(130)
-    raise KeyboardInterrupt
+            os.write(2, SAID[signal.Signals(number)])
+            os._exit(128 + number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt  # the command says so
+    os.write(2, SAID[signal.SIGTERM])
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mssar import onnx
+from mssar.durable import whole
 from mssar.folding import fold
 from mssar.layer import MSSAR
 from mssar.onnx import AXES, reason
@@ -98,22 +100,18 @@ def export(
     program, ranges, refused = _traced(folded, first, axes)
     shapes = _shapes(size, ranges)
     described = {**(metadata or {}), "open": ranges}
-    part = path.with_name(f".part-{path.name}")
-    try:
+    with whole(path) as part:
         with _quiet():
             if kind == "onnx":
                 say("translating it to ONNX")
                 opset, run = onnx.write(program, part, described), onnx.running(part, dtype)
             else:
                 _write_program(program, part, described)
-                opset, run = None, torch.export.load(part).module()
+                opset, run = None, torch.export.load(BytesIO(part.read_bytes())).module()
         say(f"running it at {len(shapes)} shapes")
         worst = max(_difference(run, plain, _images(shape, dtype)) for shape in shapes)
         _require_agreement(worst, dtype, path)
         written = part.stat().st_size
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
     return Exported(
         path, kind, written, opset, norms, ranges, fixed or refused, worst, tuple(shapes)
     )
@@ -295,7 +293,10 @@ def _within(length: int, limits: tuple[int, int | None]) -> int:
 
 
 def _write_program(program: Program, path: Path, metadata: Mapping[str, Any]) -> None:
-    torch.export.save(program, path, extra_files={"mssar.json": json.dumps(metadata)})
+    # By way of memory: torch's own writer calls a full disk an error of the program.
+    written = BytesIO()
+    torch.export.save(program, written, extra_files={"mssar.json": json.dumps(metadata)})
+    path.write_bytes(written.getbuffer())
 
 
 def _difference(run: Callable[[Tensor], Any], model: nn.Module, x: Tensor) -> float:

@@ -50,7 +50,7 @@ def write(program: Any, path: Path, metadata: Mapping[str, Any]) -> int:
         text = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
         proto.metadata_props.add(key=f"mssar.{name}", value=text)
     onnx.checker.check_model(proto)
-    onnx.save(proto, path)
+    path.write_bytes(proto.SerializeToString())
     return int(next(one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")))
 
 

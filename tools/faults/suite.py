@@ -22,7 +22,7 @@ class Row:
     remark: str = ""  # how it went, in a few words: "87 MiB at most"
 
 
-def share(whole: int, effort: float, least: int = 1) -> int:
+def share(whole: float, effort: float, least: int = 1) -> int:
     """So many of the whole as an effort asks for."""
     return max(least, math.ceil(whole * effort))
 

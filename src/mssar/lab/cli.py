@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,15 +93,25 @@ def _is_want_of_memory(trouble: Exception) -> bool:
     return torch is not None and isinstance(trouble, torch.OutOfMemoryError)
 
 
+def _drop_output() -> None:
+    """What standard output does not take, so that the interpreter does not try again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line and exit status 2, a machine's one and 1."""
     try:
         status = app(prog_name="mssar", standalone_mode=False)
+        sys.stdout.flush()  # else the interpreter would find out at its end that it cannot
     except OSError as trouble:  # a full disk, a folder that may not be written
         where = f": {trouble.filename}" if trouble.filename else ""
         full = trouble.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         kept = "; what was saved before is kept" if full else ""
         print(f"mssar: {trouble.strerror or trouble}{where}{kept}", file=sys.stderr)
+        _drop_output()
         sys.exit(1)
     except KeyboardInterrupt:
         print("mssar: interrupted", file=sys.stderr)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from filelock import FileLock
+
+from mssar.durable import make_folder, write_whole
 
 T = TypeVar("T")
 Kinds = Mapping[str, tuple[type, ...]]  # what a field's annotation allows in JSON
@@ -107,23 +108,29 @@ def read(path: Path, noun: str, parse: Callable[[str], T]) -> Iterator[T]:
                 raise ValueError(f"{path}, line {number}: {error}") from None
 
 
-def append(path: Path, line: str, unless: str | None = None) -> None:
-    """Add a line, whole or not at all, unless one with this text in it is there already."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    with lock, path.open("a+b", buffering=0) as file:
-        file.seek(0)
-        before = file.read()
-        whole = before[: before.rfind(b"\n") + 1]
-        if unless is not None and unless.encode() in whole:
+def append(path: Path, *added: str, unless: str | None = None) -> None:
+    """Add lines, all or none of them, unless one with this text in it is there already.
+
+    The file is written anew: one that is added to in its place can be cut off within a line, by a
+    power cut or before the eyes of whoever reads it. A lock keeps others from adding meanwhile.
+    """
+    path = path.resolve()  # a link stays one, and has the lock of the file
+    make_folder(path.parent)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        require_regular(path)
+        before = path.read_bytes() if path.exists() else b""
+        if before and not before.endswith(b"\n"):  # someone else did not finish a line
+            before += b"\n"
+        there = before.decode("utf-8", "replace").split("\n")
+        if unless is not None and any(unless in line and _is_whole(line) for line in there):
             return
-        size = len(before)
-        broken = before and not before.endswith(b"\n")  # a line that someone else left unfinished
-        rest = b"\n" * bool(broken) + line.encode() + b"\n"
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
-        except BaseException:  # a full disk, an interrupt
-            file.truncate(size)
-            raise
+        write_whole(path, before + "".join(f"{line}\n" for line in added).encode())
+
+
+def _is_whole(line: str) -> bool:
+    """Half a record does not count as that record."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
+from io import BytesIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +15,27 @@ from mssar.lab.engine.observer import Observer
 from mssar.lab.records import Epoch, Record
 from mssar.lab.run import Run
 
+_numbers = count()  # of files that this process writes
+
 
 class Events(Observer):
-    """An observer that writes every epoch's losses and errors, by epoch."""
+    """An observer that writes every epoch's losses and errors, by epoch.
+
+    Not by torch's writer, whose thread answers a full disk with a traceback of its own.
+    """
 
     def __init__(self) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            import tensorboard.summary.writer.record_writer  # noqa: F401
         except ImportError:
             raise ValueError(f"--tensorboard needs a package: {advice('tensorboard')}") from None
-        self._open_writer: Any = SummaryWriter
-        self._writers: dict[Run, Any] = {}
+        self._files: dict[Run, _File] = {}
 
     def began(self, run: Run, epoch: int, directory: Path) -> None:
         # What an earlier, interrupted part wrote beyond this epoch is not shown twice.
-        self._writers[run] = self._open_writer(str(directory), purge_step=epoch + 1)
+        self._files[run] = _File(directory, epoch + 1)
 
     def passed(self, run: Run, epoch: Epoch, left: float) -> None:  # noqa: ARG002
-        writer = self._writers[run]
         values = {
             "loss/train": epoch.train_loss,
             "loss/test": epoch.test_loss,
@@ -36,17 +44,45 @@ class Events(Observer):
             "error/test, top 5": epoch.test_error5,
             "lr": epoch.lr,
         }
-        for name, value in values.items():
-            writer.add_scalar(name, value, epoch.epoch)
-        writer.flush()
+        self._files[run].write(epoch.epoch, values)
 
     def ended(self, run: Run, record: Record) -> None:  # noqa: ARG002
-        self._writers.pop(run).close()
+        self._files.pop(run).close()
 
     def failed(self, run: Run, reason: str) -> None:  # noqa: ARG002
-        self._writers.pop(run).close()
+        self._files.pop(run).close()
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+        while self._files:
+            self._files.popitem()[1].close()
+
+
+class _File:
+    """Events as TensorBoard reads them; nothing stays in memory."""
+
+    def __init__(self, directory: Path, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        name = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        self._file = (directory / f"events.out.tfevents.{name}").open("wb", buffering=0)
+        self._event(step=step, file_version="brain.Event:2")
+        self._event(step=step, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        shown = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._event(step=step, summary=Summary(value=shown))
+
+    def _event(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        framed = BytesIO()
+        RecordWriter(framed).write(Event(wall_time=time.time(), **fields).SerializeToString())
+        rest = framed.getvalue()
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def close(self) -> None:
+        self._file.close()

@@ -95,11 +95,12 @@ def read(path: Path) -> list[Timing]:
     return list(lines.read(path, "timing", parse))
 
 
-def append(path: Path, timing: Timing) -> None:
-    """Add a line, whole or not at all."""
-    line = timing.as_line()
-    parse(line)  # what cannot be read is not written
-    lines.append(path, line)
+def append(path: Path, *measured: Timing) -> None:
+    """Add lines, all or none of them: what was measured in turns stays together."""
+    added = [timing.as_line() for timing in measured]
+    for line in added:
+        parse(line)  # what cannot be read is not written
+    lines.append(path, *added)
 
 
 def ratio(timing: Timing, among: Iterable[Timing]) -> float | None:

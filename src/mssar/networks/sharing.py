@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from mssar.durable import write_whole
 from mssar.extras import advice
 from mssar.networks.card import card
 from mssar.networks.classifier import Classifier
@@ -44,11 +45,10 @@ def _save(model: Classifier, place: Path, record: Record, name: str) -> Path:
     text = card(config, _record(record), name)
     if place.exists() and not place.is_dir():
         raise ValueError(f"{place} is there and is no folder")
-    place.mkdir(parents=True, exist_ok=True)
     state = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    safetensors.save_file(state, place / WEIGHTS, {"format": "pt"})
-    (place / CONFIG).write_text(f"{json.dumps(config, indent=2)}\n", "utf-8")
-    (place / CARD).write_text(text, "utf-8")
+    write_whole(place / WEIGHTS, safetensors.save(state, {"format": "pt"}))
+    write_whole(place / CONFIG, f"{json.dumps(config, indent=2)}\n".encode())
+    write_whole(place / CARD, text.encode())
     return place
 
 

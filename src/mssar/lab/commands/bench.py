@@ -79,8 +79,7 @@ def bench(
             made = engine.measure(group, kind, how, seconds, _say)
             found += made
             if path:
-                for timing in made:
-                    timings.append(path, timing)
+                timings.append(path, *made)
     _print_json(found) if as_json else _print_table(found, path)
 
 

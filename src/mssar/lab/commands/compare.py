@@ -211,8 +211,7 @@ def _time(asked: list[Run], how: Execution, seconds: float, path: Path) -> None:
     if any(all(key in some for key in wanted) for some in before.values()):
         return
     made = measure(asked, "training", how, seconds, lambda line: typer.echo(line, err=True))
-    for timing in made:  # kept when all is measured: what was interrupted is measured again
-        timings.append(path, timing)
+    timings.append(path, *made)  # when all is measured: what was interrupted is measured again
 
 
 def _print_json(made: Comparison) -> None:

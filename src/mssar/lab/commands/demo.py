@@ -87,8 +87,7 @@ def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:
         for what in WHAT
         for timing in measure(asked, what, how, SECONDS, lambda line: typer.echo(line, err=True))
     ]
-    for timing in found:  # kept when all is measured: what was interrupted is measured again
-        timings.append(path, timing)
+    timings.append(path, *found)  # when all is measured: what was interrupted is measured again
 
 
 def _page(runs: Path, show: bool) -> None:

@@ -53,9 +53,9 @@ def explain(
     """
     import torch
 
+    from mssar.durable import write_whole
     from mssar.lab.commands.pictures import data_for, picture
     from mssar.lab.engine import evaluate as engine
-    from mssar.lab.engine.checkpoint import write_whole
     from mssar.lab.engine.feed import Normalise
     from mssar.lab.report import maps, overlay
 

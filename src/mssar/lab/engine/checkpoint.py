@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from mssar.durable import PART, make_folder, write_whole
 from mssar.lab import lines
 from mssar.networks import signature
 
@@ -219,36 +219,13 @@ def _differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, ob
         yield path, a, b
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """A file with all of this in it, or the file as it was before: a full disk leaves no trace."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException as trouble:
-        part.unlink(missing_ok=True)
-        if isinstance(trouble, OSError) and trouble.filename is None:
-            trouble.filename = str(path)
-        raise
-    if os.name == "posix":  # the rename itself must survive a power cut
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
     """A run's folder for this process alone. The lock ends with the process, however it ends."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     try:
         with FileLock(directory / ".lock", blocking=False):
-            for part in directory.glob(".*.part"):  # of a process that was killed
+            for part in directory.glob(f".*{PART}"):  # of a process that was killed
                 part.unlink()
             yield
     except Timeout:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from mssar.durable import write_whole
 from mssar.lab.engine import checkpoint
 from mssar.lab.run import Run
 
@@ -32,9 +33,7 @@ def reason(error: Exception, run: Run, directory: Path) -> str:
         advice = "; a smaller --batch or --fleet needs less"
     elif not isinstance(error, ValueError):  # nobody's mistake but the program's
         what = f"{type(error).__name__}: {what:.300}"
-        checkpoint.write_whole(
-            directory / NAME, "".join(traceback.format_exception(error)).encode()
-        )
+        write_whole(directory / NAME, "".join(traceback.format_exception(error)).encode())
         advice = f"; {directory / NAME} says where"
     return f"{_who(run)}: {what}{kept(directory)}{advice}"
 

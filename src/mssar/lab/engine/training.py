@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mssar.durable import write_whole
 from mssar.lab.data import Data
 from mssar.lab.data.imagefolder import Folder
 from mssar.lab.engine import checkpoint, failure, provenance, result
@@ -358,5 +359,5 @@ class Training:
             stacked=self.stacked,
             unreadable=self.feed.unreadable if self.feed.loads else None,
         )
-        checkpoint.write_whole(self.directory / result.NAME, record.as_line().encode() + b"\n")
+        write_whole(self.directory / result.NAME, record.as_line().encode() + b"\n")
         self.observer.ended(self.run, record)
