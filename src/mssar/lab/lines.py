@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +17,7 @@ T = TypeVar("T")
 Kinds = Mapping[str, tuple[type, ...]]  # what a field's annotation allows in JSON
 
 LARGEST = 1e100  # of any number: no loss is as large, and sums of some stay finite
+DEEPEST = 50  # objects and lists within each other
 
 KINDS: Kinds = {
     "str": (str,),
@@ -33,9 +35,12 @@ def decode(line: str, noun: str, schema: int) -> dict[str, Any]:
         raise ValueError(f"{constant} is no number that a {noun} may hold")
 
     try:
-        found = json.loads(line, parse_constant=refuse)
+        found = json.loads(line, parse_constant=refuse, object_pairs_hook=_once)
+        _check_depth(found)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError(f"nested deeper than any {noun} is") from None
     if not isinstance(found, dict):
         raise ValueError(f"a {noun} is a JSON object; got {type(found).__name__}")
     theirs = found.get("schema")
@@ -44,6 +49,26 @@ def decode(line: str, noun: str, schema: int) -> dict[str, Any]:
         advice = "written by a newer mssar; update this one" if newer else f"not a {noun} of mssar"
         raise ValueError(f"schema {theirs!r:.60}, and {schema} is read here: {advice}")
     return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of a key said twice, readers take one or the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{_plain(twice)}: said twice")
+    return found
+
+
+def _check_depth(found: Any) -> None:
+    """What JSON's reader still bears may be too deep for what comes after it."""
+    level = [found] if isinstance(found, dict | list) else []
+    for _ in range(DEEPEST):
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [one for some in inner for one in some if isinstance(one, dict | list)]
+        if not level:
+            return
+    raise RecursionError
 
 
 def check_fields(kind: type[Any], found: Mapping[str, Any], kinds: Kinds, within: str = "") -> None:
