@@ -17,6 +17,7 @@ T = TypeVar("T")
 Kinds = Mapping[str, tuple[type, ...]]  # what a field's annotation allows in JSON
 
 LARGEST = 1e100  # of any number: no loss is as large, and sums of some stay finite
+LONGEST = 1 << 28  # bytes of a file
 DEEPEST = 50  # objects and lists within each other
 
 KINDS: Kinds = {
@@ -111,6 +112,18 @@ def require_regular(path: Path) -> None:
         raise ValueError(f"{path}: not a regular file")
 
 
+def text(path: Path) -> str:
+    """A file's contents, if they can be lines of ours; a ValueError does not name the file."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a regular file")
+    if (size := path.stat().st_size) > LONGEST:
+        raise ValueError(f"{size:,} bytes, and {LONGEST:,} are read here")
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("not text in UTF-8") from None
+
+
 def read(path: Path, noun: str, parse: Callable[[str], T]) -> Iterator[T]:
     """The lines of a file, or of every ``*.jsonl`` in a folder; none where it is missing."""
     if path.is_dir():
@@ -119,11 +132,10 @@ def read(path: Path, noun: str, parse: Callable[[str], T]) -> Iterator[T]:
         return
     if not path.exists():
         return
-    require_regular(path)
     try:
-        lines = path.read_text("utf-8").split("\n")  # splitlines() has more ends than JSON lines
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} holds no {noun}s: it is not text in UTF-8") from None
+        lines = text(path).split("\n")  # splitlines() has more ends than JSON lines
+    except ValueError as error:
+        raise ValueError(f"{path} holds no {noun}s: {error}") from None
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:

@@ -6,6 +6,7 @@ The layout is that of the Hugging Face Hub: ``config.json``, ``model.safetensors
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from mssar.networks.registry import create_model
 from mssar.networks.weights import require_finite
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+LONGEST = 1 << 24  # bytes of a configuration, or of one record
 
 Place: TypeAlias = str | os.PathLike[str]
 Record: TypeAlias = Mapping[str, Any] | Place | None  # what a run left behind, or where it lies
@@ -172,7 +174,7 @@ def _record(given: Record) -> Mapping[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        _require_regular(path)
+        _require_regular(path, LONGEST)
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no {path.name} in {path.parent}") from None
@@ -183,10 +185,12 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _require_regular(path: Path) -> None:
+def _require_regular(path: Path, longest: float = math.inf) -> None:
     """A pipe would be waited for without end."""
     if path.exists() and not path.is_file():
         raise ValueError("not a regular file")
+    if path.stat().st_size > longest:
+        raise ValueError(f"{path.stat().st_size:,} bytes, and {longest:,} are read here")
 
 
 def _fetched(name: str, **how: Any) -> Path:

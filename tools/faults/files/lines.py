@@ -108,4 +108,4 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-FAMILIES = (Family("lines", PROMISES, 2400, 64, prepare, attempt),)
+FAMILIES = (Family("lines", PROMISES, 2000, 64, prepare, attempt),)

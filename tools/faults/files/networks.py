@@ -323,6 +323,6 @@ def _with_notes(data: bytes) -> bytes:
 
 FAMILIES = (
     Family("signed", {**SIGNED, TORN: NOTICED}, 5400, 64, prepare, signed),
-    Family("crafted", {CRAFTED: CLEAR, SPOILT: CLEAR}, 1000, 256, prepare, crafted),
-    Family("folders", {FOLDER: CLEAR}, 800, 256, prepare, pretrained),
+    Family("crafted", {CRAFTED: CLEAR, SPOILT: CLEAR}, 700, 256, prepare, crafted),
+    Family("folders", {FOLDER: CLEAR}, 500, 256, prepare, pretrained),
 )
