@@ -146,7 +146,9 @@ def _trained(
     classes = found.classes if num_classes is None else num_classes
     settled = found.settled(name, recalibration, options)
     if strange := settled.keys() - {*_options(recalibration), "stage"} - options.keys():
-        raise ValueError(f"{found.path}: its note has an option {min(strange)!r:.60}, of no network")
+        raise ValueError(
+            f"{found.path}: its note has an option {min(strange)!r:.60}, of no network"
+        )
     try:
         model = create_model(name, recalibration, classes, in_chans, **settled)
     except (ValueError, TypeError, RuntimeError) as error:

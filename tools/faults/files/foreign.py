@@ -20,7 +20,8 @@ from mssar.networks import weights
 from mssar.surgery import initial
 
 TORN, SPOILT = "file of torch.save, torn or changed", "file of torch.save, strange tensors"
-PAYLOAD, BOMB = "pickle with a payload, under every ending", "file of torch.save that unpacks to 400 MiB"
+PAYLOAD = "pickle with a payload, under every ending"
+BOMB = "file of torch.save that unpacks to 400 MiB"
 CLEAR = "one line that names the file, or the numbers as they were"
 NOTHING = "one line that names the file; nothing runs"
 ENDINGS = (*weights.PICKLES, ".safetensors", ".PTH", ".npz", ".json", "")
@@ -100,10 +101,11 @@ def strange(made: Made) -> dict[str, Callable[[], bytes]]:
     def with_one(tensor: Any) -> Callable[[], bytes]:
         return lambda: saved({**state, some: tensor})
 
+    variance = torch.full((16,), torch.nan)
     spoilt = {value: torch.full_like(one, value) for value in map(float, ("nan", "inf", "-inf"))}
     found = {f"a weight of {value}": with_one(tensor) for value, tensor in spoilt.items()}
     found |= {
-        "a variance of NaN": lambda: saved({**state, "bn1.running_var": torch.full((16,), torch.nan)}),
+        "a variance of NaN": lambda: saved({**state, "bn1.running_var": variance}),
         "one number as 10^12": with_one(torch.zeros(1).expand(10**6, 10**6)),
         "one number as 300 million": with_one(torch.zeros(1).expand(300_000_000)),
         "sparse": with_one(one.to_sparse()),

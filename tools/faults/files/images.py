@@ -21,6 +21,8 @@ from PIL import Image
 
 from faults.files.mutation import changed
 from faults.files.sandbox import Case, Family, WrongError
+from mssar.lab.commands.pictures import fitted
+from mssar.lab.data import pictures
 from mssar.lab.data.imagefolder import Files, Paths
 from mssar.lab.data.photographs import _Reader
 from mssar.lab.data.transforms import Transform
@@ -73,12 +75,29 @@ def prepare(_: Path) -> dict[str, bytes]:
 def read(case: Case, name: str, data: bytes, *, train: bool) -> str | None:
     """As a worker reads it; why it could not, or None and it was fine."""
     (case.folder / name).write_bytes(data)
+    if not has_torchvision():  # as `mssar explain` takes a picture, which does without
+        try:
+            image = pictures.decode(pictures.contents(case.folder / name))
+        except Exception as error:  # as it does
+            return pictures.reason_of(error)
+        if fitted(image, (224, 224)).size != (224, 224):
+            raise WrongError("of another size")
+        return None
     files = Files(Paths.of([name.encode()]), torch.zeros(1, dtype=torch.int64))
     transform = Transform(Photographs(), train, seed=case.number, epoch=0)
     part = _Reader(files, case.folder, transform, finished=True, encoded=False)[[0]]
     if part.squares.shape != (1, 224, 224, 3) or part.squares.dtype != torch.uint8:
         raise WrongError(f"{tuple(part.squares.shape)} {part.squares.dtype}")
     return part.unreadable.get(0)
+
+
+@cache
+def has_torchvision() -> bool:
+    try:
+        pictures.torchvision_module("torchvision.transforms.v2")
+    except ValueError:  # it is not here, or of another torch
+        return False
+    return True
 
 
 def torn(made: dict[str, bytes], case: Case) -> None:
@@ -152,11 +171,13 @@ def harmful(made: dict[str, bytes]) -> dict[str, tuple[str, Callable[[], bytes]]
         what = f"{height} by {width}"
         found[f"PNG that says {what}"] = "a.png", lambda h=height, w=width: png(w, h, 8, 2, rows=0)
         if max(height, width) < 2**16:
-            found[f"JPEG that says {what}"] = "a.jpg", lambda h=height, w=width: resized_jpeg(
-                made["rgb.jpg"], h, w
+            found[f"JPEG that says {what}"] = (
+                "a.jpg",
+                lambda h=height, w=width: resized_jpeg(made["rgb.jpg"], h, w),
             )
-            found[f"WebP that says {what}"] = "a.webp", lambda h=height, w=width: resized_webp(
-                made["rgb.webp"], h, w
+            found[f"WebP that says {what}"] = (
+                "a.webp",
+                lambda h=height, w=width: resized_webp(made["rgb.webp"], h, w),
             )
         for sign in (1, -1):
             found[f"BMP that says {sign * height} by {width}"] = (
@@ -173,11 +194,13 @@ def harmful(made: dict[str, bytes]) -> dict[str, tuple[str, Callable[[], bytes]]
     packed = bomb()
     for kind in (b"zTXt", b"iCCP", b"iTXt"):
         fields = {b"iTXt": b"a\0\1\0\0\0"}.get(kind, b"a\0\0")
-        found[f"{kind.decode()} of 200 MiB"] = "a.png", lambda kind=kind, fields=fields: png(
-            4, 4, 8, 2, chunk(kind, fields + packed)
+        found[f"{kind.decode()} of 200 MiB"] = (
+            "a.png",
+            lambda kind=kind, fields=fields: png(4, 4, 8, 2, chunk(kind, fields + packed)),
         )
-    found["IDAT of 200 MiB"] = "a.png", lambda: png(4, 4, 8, 2).replace(
-        b"IEND", b"IDAT" + packed, 1
+    found["IDAT of 200 MiB"] = (
+        "a.png",
+        lambda: png(4, 4, 8, 2).replace(b"IEND", b"IDAT" + packed, 1),
     )
     frames = chunk(b"acTL", struct.pack(">II", 2**31 - 1, 0))
     found["2^31 frames"] = "a.png", lambda: png(4, 4, 8, 2, frames)
@@ -235,7 +258,7 @@ def draw_odd(random: Random) -> Valid:
     smooth = pattern(24, 32)
 
     def raw(depth: int, kind: int, rows: Array) -> bytes:
-        lines = b"".join(b"\0" + row.tobytes() for row in rows.reshape(height, -1))
+        lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows.reshape(height, -1))
         head = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0)
         body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
         return b"\x89PNG\r\n\x1a\n" + body
@@ -243,33 +266,35 @@ def draw_odd(random: Random) -> Valid:
     wide = rng.integers(0, 65_536, (height, width, 3), np.uint16)
     four = rng.integers(0, 65_536, (height, width, 4), np.uint16)
     two = rng.integers(0, 65_536, (height, width, 2), np.uint16)
+    rgba = image(np.concatenate([colour, alpha], -1))
+    moving = {"save_all": True, "append_images": [other]}
+    fine = {"quality": 100, "subsampling": 0}
+    first = smooth[..., 0]
     choices: list[Callable[[], Valid]] = [
-        lambda: Valid("16-bit grey PNG", raw(16, 0, deep.astype(">u2")), as_grey(deep >> 8)),
-        lambda: Valid("16-bit RGB PNG", raw(16, 2, wide.astype(">u2")), wide >> 8),
-        lambda: Valid("16-bit RGBA PNG", raw(16, 6, four.astype(">u2")), four[..., :3] >> 8),
-        lambda: Valid("16-bit grey and alpha", raw(16, 4, two.astype(">u2")), as_grey(two[..., 0] >> 8)),
+        lambda: Valid("16-bit grey PNG", raw(16, 0, deep), as_grey(deep >> 8)),
+        lambda: Valid("16-bit RGB PNG", raw(16, 2, wide), wide >> 8),
+        lambda: Valid("16-bit RGBA PNG", raw(16, 6, four), four[..., :3] >> 8),
+        lambda: Valid("16-bit grey and alpha PNG", raw(16, 4, two), as_grey(two[..., 0] >> 8)),
         lambda: Valid("grey PNG", written(image(grey), "PNG"), as_grey(grey)),
         lambda: Valid("black and white PNG", written(image(bits), "PNG"), as_grey(bits * 255)),
         lambda: Valid("palette PNG", written(indexed, "PNG"), palette[grey]),
-        lambda: Valid("palette PNG, part transparent", written(indexed, "PNG", transparency=7), palette[grey]),
+        lambda: Valid("transparent", written(indexed, "PNG", transparency=7), palette[grey]),
         lambda: Valid("palette BMP", written(indexed, "BMP"), palette[grey]),
-        lambda: Valid("RGBA PNG", written(image(np.concatenate([colour, alpha], -1)), "PNG"), colour),
+        lambda: Valid("RGBA PNG", written(rgba, "PNG"), colour),
         lambda: Valid("RGB BMP", written(image(colour), "BMP"), colour),
         lambda: Valid("lossless WebP", written(image(colour), "WEBP", lossless=True), colour),
-        lambda: Valid("animated PNG", written(image(colour), "PNG", save_all=True, append_images=[other]), colour),
+        lambda: Valid("animated PNG", written(image(colour), "PNG", **moving), colour),
         lambda: Valid(
-            "animated WebP",
-            written(image(colour), "WEBP", save_all=True, append_images=[other], lossless=True),
-            colour,
+            "animated WebP", written(image(colour), "WEBP", lossless=True, **moving), colour
         ),
         lambda: Valid("turned by EXIF, PNG", written(image(colour), "PNG", exif=exif), colour),
         lambda: Valid(
-            "turned by EXIF, JPEG", written(image(smooth), "JPEG", quality=100, subsampling=0, exif=exif), smooth, 4
+            "turned by EXIF, JPEG", written(image(smooth), "JPEG", exif=exif, **fine), smooth, 4
         ),
-        lambda: Valid("grey JPEG", written(image(smooth[..., 0]), "JPEG", quality=100), as_grey(smooth[..., 0]), 4),
+        lambda: Valid("grey JPEG", written(image(first), "JPEG", quality=100), as_grey(first), 4),
         lambda: _cmyk(smooth, alpha),
         lambda: Valid("PNG named .jpg", written(image(colour), "PNG"), colour),
-    ]  # fmt: skip
+    ]
     return random.choice(choices)()
 
 
@@ -283,11 +308,12 @@ def _cmyk(inks: Array, alpha: Array) -> Valid:
 
 def odd(_: object, case: Case) -> None:
     """Its pixels, and that a worker cuts a square out of it."""
-    from mssar.lab.data import pictures
-
     valid = draw_odd(case.random)
     case.begin(ODD, f"{valid.name}, {valid.pixels.shape[:2]}")
-    found = np.asarray(pictures.decode(valid.data))
+    try:
+        found = np.asarray(pictures.decode(valid.data))
+    except Exception as error:
+        raise WrongError(f"not read: {error!r}") from error
     if found.shape != valid.pixels.shape:
         raise WrongError(f"{found.shape}, expected {valid.pixels.shape}")
     if valid.off:

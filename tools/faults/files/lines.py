@@ -30,7 +30,10 @@ class Kind(NamedTuple):
 
 
 def prepare(_: Path) -> dict[str, Kind]:
-    read: dict[str, Callable[[Path], list[Any]]] = {"records": records.read, "timings": timings.read}
+    read: dict[str, Callable[[Path], list[Any]]] = {
+        "records": records.read,
+        "timings": timings.read,
+    }
     found = {}
     for name, file in KEPT.items():
         lines = (ROOT / "records" / file).read_text().splitlines()

@@ -37,8 +37,15 @@ TORN, CRAFTED = "signed file, torn or mixed up", "checkpoint or weights, crafted
 SPOILT = "checkpoint or weights, crafted numbers"
 FOLDER = "folder of from_pretrained, changed"
 _TYPES = {
-    **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64},
-    **{"I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_},
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
 }
 ODD = ("BF16", "F16", "F8_E4M3", "F4", "I8", "U64", "C64", "BOOL", "X", "", "f32")
 
@@ -86,8 +93,14 @@ class Made(NamedTuple):
 def progress() -> Progress:
     run = Run("resnet8", "mssar", {}, "cifar10", DEMO, 3).as_dict()
     epoch = {
-        **{"epoch": 1, "lr": 0.1, "train_loss": 1.5, "train_error": 40.0, "test_loss": 1.25},
-        **{"test_error": 30.0, "test_error5": 5.0, "seconds": 2.5},
+        "epoch": 1,
+        "lr": 0.1,
+        "train_loss": 1.5,
+        "train_error": 40.0,
+        "test_loss": 1.25,
+        "test_error": 30.0,
+        "test_error5": 5.0,
+        "seconds": 2.5,
     }
     made = Progress(run, "sha256:ab", "fp32", "0123456789abcdef", "2026-01-31T00:00:00+00:00")
     made.epoch, made.history, made.class_errors = 1, [epoch], [30.0] * 10
@@ -101,9 +114,16 @@ def note() -> dict[str, Any]:
         "schema": 1,
         **{name: run[name] for name in ("network", "recalibration", "options", "dataset")},
         "classes": [f"class {i}" for i in range(10)],
-        **{"size": [3, 32, 32], "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.2, 0.25]},
-        **{"error": 30.0, "error5": 5.0, "recorded_error": 30.0, "epoch": 8},
-        **{"data": "sha256:ab", "record": "0123456789abcdef", "run": run},
+        "size": [3, 32, 32],
+        "mean": [0.5, 0.4, 0.3],
+        "std": [0.2, 0.2, 0.25],
+        "error": 30.0,
+        "error5": 5.0,
+        "recorded_error": 30.0,
+        "epoch": 8,
+        "data": "sha256:ab",
+        "record": "0123456789abcdef",
+        "run": run,
     }
 
 
@@ -174,8 +194,10 @@ def recrafted(random: Random, data: bytes) -> tuple[str, str, bytes]:
         key = next(k for k in file.header["__metadata__"] if k in ("mssar", weights.NOTE))
         what, value = restructured(random, json.loads(file.header["__metadata__"][key]))
         notes = file.header["__metadata__"] | {key: text(value)}
-        return CRAFTED, what, File({**file.header, "__metadata__": notes}, file.numbers).data(
-            signed=sign
+        return (
+            CRAFTED,
+            what,
+            File({**file.header, "__metadata__": notes}, file.numbers).data(signed=sign),
         )
     if way == "numbers":
         spoil = random.choice((float("nan"), float("inf"), float("-inf"), 3e38))

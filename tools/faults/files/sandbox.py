@@ -146,7 +146,7 @@ def work(family: Family, seed: int, numbers: range, place: Path) -> Iterator[Out
     os.chdir(target)
     before = tree(place, target)
     for number in numbers:
-        random = Random(f"{seed}/{family.name}/{number}")  # noqa: S311, no secret
+        random = Random(f"{seed}/{family.name}/{number}")
         case = Case(random, number, target)
         forget_peak()
         held, begun = peak(), time.monotonic()
@@ -208,7 +208,8 @@ class Child:
     def outcomes(self) -> list[Outcome]:
         """What it has said since; a crash and a case that does not end are wrong, and the next
         process goes on after them."""
-        assert self.running is not None and self.running.stdout is not None
+        assert self.running is not None
+        assert self.running.stdout is not None
         said = os.read(self.running.stdout.fileno(), 1 << 16)
         lines = (self.rest + said).split(b"\n")
         self.rest = lines.pop()
@@ -244,7 +245,9 @@ class Child:
             self.running = None
 
 
-def run(families: list[tuple[str, int]], seed: int, processes: int) -> Iterator[tuple[str, Outcome]]:
+def run(
+    families: list[tuple[str, int]], seed: int, processes: int
+) -> Iterator[tuple[str, Outcome]]:
     """The first cases of families, so many of each, by several processes at a time."""
     waiting = [
         Child(name, seed, range(part, count, processes))

@@ -121,7 +121,10 @@ READERS: dict[str, Callable[[Path], object]] = {
     "model.safetensors": lambda f: pretrained(f, "model.safetensors"),
     "photographs": photographs,
     "a picture to explain": lambda f: picture(str(as_name(f, "file.png")), None, None),  # type: ignore[arg-type]
-    "archive of a data set": lambda f: (as_name(f, "cifar-10-binary.tar.gz"), cifar.load("cifar10", f)),
+    "archive of a data set": lambda f: (
+        as_name(f, "cifar-10-binary.tar.gz"),
+        cifar.load("cifar10", f),
+    ),
     "batch of a data set": lambda f: (
         (f / "cifar-10-batches-bin").mkdir(),
         (f / "file").rename(f / "cifar-10-batches-bin" / "test_batch.bin"),

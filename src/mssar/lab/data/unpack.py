@@ -38,7 +38,7 @@ def members(archive: Path, wanted: Collection[str], limit: int) -> Iterator[tupl
         with gzip.open(archive) as packed:
             stream = _Measured(packed, limit * len(wanted) + ROOM)
             with _damage():
-                tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]
+                tar = tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload]  # noqa: SIM115
             for number, member in enumerate(_headers(tar)):
                 if number == MEMBERS:
                     raise ValueError(f"{archive} holds more than {MEMBERS:,} members")
@@ -159,7 +159,7 @@ def _require_own_bytes(pickled: bytes) -> None:
     """An unpickler makes room for all that is announced, before it looks whether it is there: for
     lengths, which pickletools compares with what follows, and for numbers of what is kept."""
     for opcode, argument, _ in pickletools.genops(pickled):
-        if opcode.name.endswith("PUT") and argument > len(pickled):
+        if opcode.name.endswith("PUT") and int(argument or 0) > len(pickled):
             _refuse(f"it keeps something as number {argument:,}")
 
 
