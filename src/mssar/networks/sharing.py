@@ -6,7 +6,6 @@ The layout is that of the Hugging Face Hub: ``config.json``, ``model.safetensors
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -185,11 +184,11 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _require_regular(path: Path, longest: float = math.inf) -> None:
+def _require_regular(path: Path, longest: int | None = None) -> None:
     """A pipe would be waited for without end."""
     if path.exists() and not path.is_file():
         raise ValueError("not a regular file")
-    if path.stat().st_size > longest:
+    if longest is not None and path.stat().st_size > longest:
         raise ValueError(f"{path.stat().st_size:,} bytes, and {longest:,} are read here")
 
 

@@ -50,7 +50,7 @@ class Made(NamedTuple):
     pickled: dict[str, bytes]
 
 
-def prepare(_: Path) -> Made:
+def prepare(place: Path) -> Made:
     """Our layout expects it from now on; this process reads no other."""
     layout = replace(cifar.LAYOUTS[NAME], train_count=COUNTS["train"], test_count=COUNTS["test"])
     cifar.LAYOUTS[NAME] = layout
@@ -68,7 +68,13 @@ def prepare(_: Path) -> Made:
         batch = {"batch_label": stem, "data": np.ascontiguousarray(rows)}
         batch |= {"labels": numbers.tolist(), "filenames": [f"{i}.png" for i in range(count)]}
         pickled[stem] = pickle.dumps(batch, protocol=2)
-    return Made(images, labels, binary, pickled)
+    made = Made(images, labels, binary, pickled)
+    for form, files in zip(layout.forms, (binary, pickled), strict=True):
+        folder = place / ("binary" if form.binary else "pickled")  # unchanged they are read
+        folder.mkdir(parents=True)
+        (folder / form.archive).write_bytes(_gzip(packed(files, form.folder)))
+        _require_fine(cifar.load(NAME, folder), made, same=True)
+    return made
 
 
 def packed(files: dict[str, bytes], folder: str, *strange: tuple[tarfile.TarInfo, bytes]) -> bytes:

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ def saved(value: Any, *, zipped: bool = True) -> bytes:
     return stream.getvalue()
 
 
-def prepare(_: Path) -> Made:
+def prepare(place: Path) -> Made:
     torch.manual_seed(0)
     model = mssar.create_model("resnet8", "none")
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -47,7 +48,12 @@ def prepare(_: Path) -> Made:
     files = {"zip": saved(state), "old": saved(state, zipped=False)}
     files |= {"few": saved(small), "old few": saved(small, zipped=False)}
     files["wrapped"] = saved({"state_dict": {f"module.{k}": v for k, v in small.items()}})
-    return Made(state, files, model)
+    made = Made(state, files, model)
+    (place / "a").mkdir(parents=True)
+    for kind in ("zip", "old"):  # unchanged they are read, number by number
+        found = take(Case(Random(0), 0, place / "a"), "a.pt", files[kind], made)
+        assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    return made
 
 
 def take(case: Case, name: str, data: bytes, made: Made) -> dict[str, Tensor]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import io
 import json
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -33,6 +36,7 @@ NAMED = "named as unreadable in one line, or an image"
 PROMISES = {TORN: NAMED, HARM: f"{NAMED}; at most Pillow's 89 million pixels"}
 RIGHT = "the pixels that an independent conversion has"
 Array = np.ndarray[Any, Any]
+OPERATORS = torch.library.Library("torchvision", "FRAGMENT")  # lives as long as it is needed
 
 
 def pattern(height: int = 24, width: int = 32) -> Array:
@@ -93,10 +97,17 @@ def read(case: Case, name: str, data: bytes, *, train: bool) -> str | None:
 
 @cache
 def has_torchvision() -> bool:
-    try:
-        pictures.torchvision_module("torchvision.transforms.v2")
-    except ValueError:  # it is not here, or of another torch
+    """Also where its compiled operators, of which none is used, do not fit the torch here."""
+    if find_spec("torchvision") is None:
         return False
+    try:
+        import_module("torchvision")
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            OPERATORS.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import_module("torchvision")
     return True
 
 

@@ -140,12 +140,21 @@ def files(state: Mapping[str, Tensor]) -> dict[str, bytes]:
 
 def prepare(place: Path) -> Made:
     torch.manual_seed(0)
-    few = {"fc.weight": torch.randn(4, 6), "fc.bias": torch.randn(4), "n": torch.tensor([7])}
+    few = {"fc.weight": torch.randn(10, 3), "fc.bias": torch.randn(10), "n": torch.tensor([7])}
     net = mssar.create_model("resnet8", "mssar")
     net.save_pretrained(place / "net")
     folder = {p.name: p.read_bytes() for p in (place / "net").iterdir() if p.suffix != ".md"}
     state = {k: t.half() if k == "conv.weight" else t for k, t in net.state_dict().items()}
-    return Made(files(few), files(state), folder)
+    made = Made(files(few), files(state), folder)
+    file = place / NAME
+    for some in (made.small, made.whole):  # unchanged they are read, or no refusal would say much
+        for kind, data in some.items():
+            file.write_bytes(data)
+            READ[kind](file)
+    opened(file)
+    network(file)
+    mssar.from_pretrained(place / "net")
+    return made
 
 
 READ: dict[str, Callable[[Path], object]] = {"checkpoint": checkpoint.load, "weights": weights.read}
