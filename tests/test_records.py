@@ -155,7 +155,7 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, kind):
 def test_what_is_not_text_is_named(tmp_path):
     path = tmp_path / "records.jsonl"
     path.write_bytes(record().as_line().encode() + b"\n\xff\xfe\n")
-    with pytest.raises(ValueError, match="it is not text in UTF-8") as found:
+    with pytest.raises(ValueError, match="not text in UTF-8") as found:
         records.read(path)
     assert str(path) in str(found.value)
 

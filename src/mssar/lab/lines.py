@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +18,8 @@ T = TypeVar("T")
 Kinds = Mapping[str, tuple[type, ...]]  # what a field's annotation allows in JSON
 
 LARGEST = 1e100  # of any number: no loss is as large, and sums of some stay finite
+LONGEST = 1 << 28  # bytes of a file
+DEEPEST = 50  # objects and lists within each other
 
 KINDS: Kinds = {
     "str": (str,),
@@ -34,9 +37,12 @@ def decode(line: str, noun: str, schema: int) -> dict[str, Any]:
         raise ValueError(f"{constant} is no number that a {noun} may hold")
 
     try:
-        found = json.loads(line, parse_constant=refuse)
+        found = json.loads(line, parse_constant=refuse, object_pairs_hook=_once)
+        _check_depth(found)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError(f"nested deeper than any {noun} is") from None
     if not isinstance(found, dict):
         raise ValueError(f"a {noun} is a JSON object; got {type(found).__name__}")
     theirs = found.get("schema")
@@ -45,6 +51,26 @@ def decode(line: str, noun: str, schema: int) -> dict[str, Any]:
         advice = "written by a newer mssar; update this one" if newer else f"not a {noun} of mssar"
         raise ValueError(f"schema {theirs!r:.60}, and {schema} is read here: {advice}")
     return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of a key said twice, readers take one or the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{_plain(twice)}: said twice")
+    return found
+
+
+def _check_depth(found: Any) -> None:
+    """What JSON's reader still bears may be too deep for what comes after it."""
+    level = [found] if isinstance(found, dict | list) else []
+    for _ in range(DEEPEST):
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [one for some in inner for one in some if isinstance(one, dict | list)]
+        if not level:
+            return
+    raise RecursionError
 
 
 def check_fields(kind: type[Any], found: Mapping[str, Any], kinds: Kinds, within: str = "") -> None:
@@ -87,6 +113,18 @@ def require_regular(path: Path) -> None:
         raise ValueError(f"{path}: not a regular file")
 
 
+def text(path: Path) -> str:
+    """A file's contents, if they can be lines of ours; a ValueError does not name the file."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a regular file")
+    if (size := path.stat().st_size) > LONGEST:
+        raise ValueError(f"{size:,} bytes, and {LONGEST:,} are read here")
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("not text in UTF-8") from None
+
+
 def read(path: Path, noun: str, parse: Callable[[str], T]) -> Iterator[T]:
     """The lines of a file, or of every ``*.jsonl`` in a folder; none where it is missing."""
     if path.is_dir():
@@ -95,11 +133,10 @@ def read(path: Path, noun: str, parse: Callable[[str], T]) -> Iterator[T]:
         return
     if not path.exists():
         return
-    require_regular(path)
     try:
-        lines = path.read_text("utf-8").split("\n")  # splitlines() has more ends than JSON lines
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} holds no {noun}s: it is not text in UTF-8") from None
+        lines = text(path).split("\n")  # splitlines() has more ends than JSON lines
+    except ValueError as error:
+        raise ValueError(f"{path} holds no {noun}s: {error}") from None
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:

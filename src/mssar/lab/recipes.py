@@ -184,7 +184,7 @@ def recipe_from_dict(found: dict[str, Any]) -> Recipe:
         inner = dict(rest.pop("augmentation"))
         kind = AUGMENTATIONS[inner.pop("kind")]
         return Recipe(augmentation=kind(**_fitting(kind, inner)), **_fitting(Recipe, rest))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"this is no recipe: {error}") from error
 
 

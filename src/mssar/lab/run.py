@@ -199,7 +199,7 @@ def run_from_dict(found: Mapping[str, Any]) -> Run:
             _initial(found.get("weights")),
             _normalisation(found.get("normalisation")),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"this describes no run: {error!r}") from error
 
 

@@ -145,7 +145,15 @@ def _trained(
         )
     classes = found.classes if num_classes is None else num_classes
     settled = found.settled(name, recalibration, options)
-    model = create_model(name, recalibration, classes, in_chans, **settled)
+    if strange := settled.keys() - {*_options(recalibration), "stage"} - options.keys():
+        raise ValueError(
+            f"{found.path}: its note has an option {min(strange)!r:.60}, of no network"
+        )
+    try:
+        model = create_model(name, recalibration, classes, in_chans, **settled)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{found.path} describes no such network: {reason:.200}") from None
     found.put(model)
     model.note = found.note
     return model

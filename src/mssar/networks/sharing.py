@@ -20,8 +20,10 @@ from mssar.extras import advice
 from mssar.networks.card import card
 from mssar.networks.classifier import Classifier
 from mssar.networks.registry import create_model
+from mssar.networks.weights import require_finite
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+LONGEST = 1 << 24  # bytes of a configuration, or of one record
 
 Place: TypeAlias = str | os.PathLike[str]
 Record: TypeAlias = Mapping[str, Any] | Place | None  # what a run left behind, or where it lies
@@ -78,12 +80,18 @@ def from_pretrained(
         )
     config = _read(place / CONFIG)
     try:
-        made = _made(config)
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:  # the last: of memory
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        with torch.device("meta"):  # whatever sizes it asks for, they take no memory yet
+            described = _made(config)
+    except Exception as error:  # it may say anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{place / CONFIG} describes no network of mssar: {reason:.200}") from None
     try:
-        made.load_state_dict(safetensors.load_file(place / WEIGHTS))
+        _require_regular(place / WEIGHTS)
+        tensors = safetensors.load_file(place / WEIGHTS)
+        described.load_state_dict(tensors, assign=True)
+        require_finite(tensors, WEIGHTS)
+        made = _made(config)
+        made.load_state_dict(tensors)
     except FileNotFoundError:
         raise ValueError(f"there is no {WEIGHTS} in {place}") from None
     except Exception as error:  # of a file that is none, or of weights of another network
@@ -165,6 +173,7 @@ def _record(given: Record) -> Mapping[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        _require_regular(path, LONGEST)
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no {path.name} in {path.parent}") from None
@@ -173,6 +182,14 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} is no JSON object")
     return found
+
+
+def _require_regular(path: Path, longest: int | None = None) -> None:
+    """A pipe would be waited for without end."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a regular file")
+    if longest is not None and path.stat().st_size > longest:
+        raise ValueError(f"{path.stat().st_size:,} bytes, and {longest:,} are read here")
 
 
 def _fetched(name: str, **how: Any) -> Path:

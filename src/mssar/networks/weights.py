@@ -61,6 +61,7 @@ class Weights:
         state = self.tensors
         if isinstance(getattr(model, "fc", None), nn.Identity):
             state = {k: v for k, v in state.items() if not k.startswith("fc.")}
+        require_finite(state, self.path)
         try:
             model.load_state_dict(state)
         except RuntimeError as error:
@@ -85,12 +86,23 @@ def read(path: str | Path) -> Weights:
             notes = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path} is no safetensors file ({error})") from None
+        raise ValueError(f"{path} is no safetensors file ({error!s:.200})") from None
     except ValueError as error:
         raise ValueError(f"{path} is {error}") from None
     if CHECKPOINT in notes:
         tensors = of_checkpoint(tensors)
-    return Weights(path, tensors, _note(notes, path))
+    found = Weights(path, tensors, _note(notes, path))
+    if found.note and found.classes and all(found.classes not in t.shape for t in tensors.values()):
+        raise ValueError(f"{path}: its note has {found.classes:,} classes, and no tensor of it has")
+    return found
+
+
+def require_finite(tensors: Mapping[str, Tensor], source: object) -> None:
+    """A ValueError names the first tensor that has a number that is none."""
+    for name, tensor in tensors.items():
+        wide = tensor if tensor.itemsize > 1 else tensor.float()  # of 8 bits few things are known
+        if not wide.isfinite().all():
+            raise ValueError(f"{source}: {name!r:.200} has numbers that are not finite")
 
 
 def of_checkpoint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -113,6 +125,6 @@ def _note(notes: Mapping[str, str], path: Path) -> dict[str, Any] | None:
         if not isinstance(found["options"], dict):
             raise TypeError("options is no mapping")
         _ = found["network"], found["recalibration"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: its note cannot be read ({error!r})") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: its note cannot be read ({error!r:.200})") from None
     return dict(found)

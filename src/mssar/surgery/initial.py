@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
+        _require_stored(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError(
@@ -39,6 +41,15 @@ def read(path: Path) -> dict[str, Tensor]:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is no file of torch.save ({reason:.200})") from None
     return _state(found, path)
+
+
+def _require_stored(path: Path) -> None:
+    """torch.save compresses nothing; a small file of much is not its own."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > path.stat().st_size:
+            raise ValueError(f"it would unpack to {size:,} bytes")
 
 
 def _state(found: Any, path: Path) -> dict[str, Tensor]:
@@ -53,9 +64,17 @@ def _state(found: Any, path: Path) -> dict[str, Tensor]:
                 f"{path} holds no state dict: {name!r:.60} is {type(value).__name__}; it may be "
                 f"under {' or '.join(map(repr, WRAPPERS))}"
             )
+        if not _plain(value) or value.nbytes > path.stat().st_size:
+            raise ValueError(f"{path}: {name!r:.60} has not its numbers in the file, one by one")
     if all(name.startswith(WRAPPED) for name in found):
         return {name.removeprefix(WRAPPED): tensor for name, tensor in found.items()}
     return dict(found)
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Numbers in memory: not sparse, quantised or nested, and on a device."""
+    dense = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
+    return dense and tensor.device.type == "cpu"
 
 
 def digest(path: Path) -> str:
@@ -101,8 +120,11 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     ]
     if said:
         raise ValueError(f"{source} does not fit {type(model).__name__}: it {'; it '.join(said)}")
+    taken = {n: tensors[n] for n in needed if n in tensors}
+    # A buffer of a network may be infinite, as a mask is; then that of a file may be too.
+    weights.require_finite({n: t for n, t in taken.items() if own[n].isfinite().all()}, source)
     try:
-        model.load_state_dict({n: tensors[n] for n in needed if n in tensors}, strict=False)
+        model.load_state_dict(taken, strict=False)
     except RuntimeError as error:  # a layer of ours refuses what was trained for other scales
         reason = " ".join(str(error).split())
         raise ValueError(f"{source} does not fit {type(model).__name__}: {reason:.300}") from None
@@ -110,4 +132,5 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
 
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return ", ".join(names[:FEW]) + more
+    readable = (n if n.isprintable() and len(n) < 200 else f"{n!r:.80}" for n in names[:FEW])
+    return ", ".join(readable) + more

@@ -59,7 +59,7 @@ def picture(name: str, found: Data, chosen: Trained) -> tuple[UInt8[Tensor, "H W
         truth = found.classes[int(found.test.labels[number])]
         return maps.tested(found, chosen.run.recipe, number), truth
     try:
-        image = pictures.decode(Path(name).read_bytes())
+        image = pictures.decode(pictures.contents(Path(name)))
     except FileNotFoundError:
         raise ValueError(f"there is no picture {name}; test:0 is the first test image") from None
     except Exception as error:  # Pillow raises nearly anything on a broken file

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from mssar.lab.data import unpack
 from mssar.lab.data.cifar import PIXELS, SIDE, Layout
@@ -96,9 +96,7 @@ def _convert(tarball: Path, layout: Layout, target: Path, progress: Progress) ->
     counts = {"train": layout.train_count, "test": layout.test_count}
     labels = {}
     for member, split in lists.items():
-        labels[split] = np.array(json.loads(contents[member]), np.uint8)
-        if labels[split].shape != (counts[split],):
-            raise ValueError(f"{member} has not {counts[split]:,} labels: {labels[split].shape}")
+        labels[split] = _labels(contents[member], member, counts[split], len(layout.classes))
     target.mkdir()
     for done, (member, stem) in enumerate(pictures.items()):
         progress("converting", done, len(pictures))
@@ -110,9 +108,29 @@ def _convert(tarball: Path, layout: Layout, target: Path, progress: Progress) ->
     progress("converting", len(pictures), len(pictures))
 
 
+def _labels(text: bytes, member: str, count: int, classes: int) -> UInt8[np.ndarray, "N"]:  # noqa: F821, UP037
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{member} is no JSON") from None
+    if not isinstance(found, list) or len(found) != count:
+        raise ValueError(f"{member} has not {count:,} labels")
+    if not all(type(label) is int and 0 <= label < classes for label in found):
+        raise ValueError(f"{member} has labels other than 0 to {classes - 1}")
+    return np.array(found, np.uint8)
+
+
 def _planes(png: bytes, member: str, count: int) -> UInt8[np.ndarray, "N 3HW"]:
-    with Image.open(io.BytesIO(png)) as picture:
-        if picture.size != (SIDE * SIDE, count):
-            raise ValueError(f"{member} has {picture.size} pixels, expected {(SIDE * SIDE, count)}")
-        pixels = np.asarray(picture.convert("RGB"))
+    expected = (SIDE * SIDE, count)
+    try:
+        with Image.open(io.BytesIO(png), formats=("PNG",)) as picture:
+            size = picture.size
+            pixels = np.asarray(picture.convert("RGB")) if size == expected else None
+    except Exception as error:  # Pillow raises nearly anything on a broken file
+        reason = str(error) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):
+            reason = "no PNG"
+        raise ValueError(f"{member} cannot be read: {' '.join(reason.split()):.200}") from None
+    if pixels is None:
+        raise ValueError(f"{member} has {size} pixels, expected {expected}")
     return np.ascontiguousarray(pixels.transpose(0, 2, 1)).reshape(count, PIXELS)

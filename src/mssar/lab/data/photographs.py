@@ -71,7 +71,7 @@ class _Reader(Dataset[_Part]):
         unreadable = {}
         for place, index in enumerate(part):
             try:
-                data = (self.root / self.files.paths[index]).read_bytes()
+                data = pictures.contents(self.root / self.files.paths[index])
                 header = pictures.plain_jpeg(data) if self.encoded else None
                 image = header or pictures.decode(data)
             except Exception as error:  # Pillow raises nearly anything on a broken file

@@ -12,6 +12,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,17 @@ from mssar.extras import advice
 if TYPE_CHECKING:
     from jaxtyping import UInt8
 
+LONGEST = 1 << 30  # bytes: what Pillow decodes at all is shorter even uncompressed
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # of the contents, whatever the name; no others are tried
+
+
+def contents(path: Path) -> bytes:
+    """A file's bytes, if they may be an image's: a pipe never ends, and memory does."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a regular file")
+    if (size := path.stat().st_size) > LONGEST:
+        raise ValueError(f"{size:,} bytes, more than any image that is read here has")
+    return path.read_bytes()
 
 
 def decode(data: bytes) -> Image.Image:

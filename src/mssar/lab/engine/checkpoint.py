@@ -17,12 +17,13 @@ from torch import Tensor
 
 from mssar.durable import PART, make_folder, write_whole
 from mssar.lab import lines
-from mssar.networks import signature
+from mssar.lab.records import Epoch
+from mssar.networks import signature, weights
 
 SCHEMA = 1
 KEPT = 2
 _TROUBLE = (
-    *(OSError, KeyError, TypeError, ValueError, RecursionError),
+    *(OSError, KeyError, TypeError, ValueError, RecursionError, RuntimeError),
     safetensors.SafetensorError,
 )
 _TYPES = {
@@ -34,6 +35,12 @@ _TYPES = {
     torch.int32: "I32",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+}
+_KINDS: lines.Kinds = {
+    **lines.KINDS,
+    "list[dict[str, Any]]": (list,),
+    "list[dict[str, str]]": (list,),
+    "list[float]": (list,),
 }
 _NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{5,}))?\.safetensors")
 
@@ -159,7 +166,9 @@ def newest(
 def load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     """A checkpoint's progress and tensors. Nothing in it is ever executed."""
     with _opened(path, numbers=True) as file:
-        return _progress(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        weights.require_finite(found, "spoilt")
+        return _progress(file), found
 
 
 def progress(path: Path) -> Progress:
@@ -176,18 +185,24 @@ def _opened(path: Path, *, numbers: bool) -> Iterator[Any]:
             signature.require_good(path, numbers=numbers)
             yield file
     except _TROUBLE as error:
-        raise ValueError(f"{path} is no readable checkpoint ({error})") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is no readable checkpoint ({reason:.200})") from error
 
 
 def _progress(file: Any) -> Progress:
     found = json.loads((file.metadata() or {})["mssar"])
     if found["schema"] != SCHEMA:
         raise ValueError(f"its schema is {found['schema']!r:.60}, and {SCHEMA} is read here")
-    made = Progress(**found)
-    for name, kind in (("run", dict), ("epoch", int), ("step", int), ("history", list)):
-        if not isinstance(getattr(made, name), kind):
-            raise ValueError(f"{name} is no {kind.__name__}")
     lines.check_finite(found)
+    made = Progress(**found)
+    lines.check_fields(Progress, vars(made), _KINDS)
+    for number, epoch in enumerate(made.history, 1):
+        lines.check_fields(Epoch, epoch, lines.KINDS, f"history[{number}].")
+    for name, inner in (("class_errors", (int, float)), ("makers", dict)):
+        if not all(isinstance(one, inner) for one in getattr(made, name)):
+            raise ValueError(f"{name}: one of them is of another kind")
+    if min(made.epoch, made.step, made.interruptions) < 0:
+        raise ValueError("epoch, step or interruptions is below 0")
     return made
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from mssar.lab.run import Run, run_from_dict
 from mssar.networks import weights
 from mssar.surgery.foreign import build, is_foreign
 from mssar.surgery.heads import classes, head
+
+LARGEST = 10_000  # pixels of a side
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,13 @@ def trained(
     if found is None:
         raise ValueError(f"{directory} holds no checkpoint; name a run's folder, as in runs/…")
     progress, tensors = found
-    run = run_from_dict(progress.run)
     state = weights.of_checkpoint(tensors)
-    last = state.get(f"{_head(run)}.weight")
-    if last is None or last.ndim < 2:
-        raise ValueError(f"{directory} holds no network of mssar")
-    model = run.build(len(last))
+    with _naming(directory):
+        run = run_from_dict(progress.run)
+        last = state.get(f"{_head(run)}.weight")
+        if last is None or last.ndim < 2:
+            raise ValueError("no network of mssar is in it")
+        model = run.build(len(last))
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
@@ -89,10 +93,39 @@ def _published(path: Path) -> Trained | None:
         )
     except KeyError as error:
         raise ValueError(f"{path}: its note lacks {error}") from None
-    run = run_from_dict(progress.run)
-    model = run.build(found.classes or 0)
+    with _naming(path):
+        _check_note(found.note)
+        run = run_from_dict(progress.run)
+        model = run.build(found.classes or 0)
     found.put(model)
     return Trained(run, progress, model, found.note)
+
+
+def _check_note(note: dict[str, Any]) -> None:
+    """What pictures need of it; see :func:`mssar.lab.engine.weights.file`."""
+    for name, kind, allowed in (
+        ("classes", str, lambda found: True),  # noqa: ARG005
+        ("size", int, lambda found: len(found) == 3 and 0 < min(found) <= max(found) <= LARGEST),
+        ("mean", float, lambda found: len(found) == 3 and all(map(math.isfinite, found))),
+        ("std", float, lambda found: len(found) == 3 and 0 < min(found) <= max(found) < math.inf),
+    ):
+        found = note.get(name)
+        if not isinstance(found, list) or not all(type(one) is kind for one in found):
+            raise ValueError(f"its note has no {name}, a list of {kind.__name__}")
+        if not allowed(found):
+            raise ValueError(f"its note has {name} {found!r:.60}")
+    if type(note["epoch"]) is not int or not isinstance(note["data"], str):
+        raise ValueError("its note has no epoch, or no data")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Whatever is wrong with what a file says of its network, in one line that names the file."""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} holds no network that can be built: {reason:.200}") from None
 
 
 def evaluate(

@@ -87,9 +87,8 @@ def image_shape(run: Run, data: Data | None = None) -> tuple[int, int, int]:
 def finished(directory: Path) -> Record | None:
     """The record in a run's folder, if it came to its end."""
     path = directory / NAME
-    lines.require_regular(path)
     try:
-        return records.parse(path.read_text("utf-8"))
+        return records.parse(lines.text(path))
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -66,13 +66,9 @@ def _take(file: Path, found: Collection, seen: set[str]) -> None:
         _take_progress(file, found)
         return
     try:
-        lines.require_regular(file)
-        text = file.read_text("utf-8")
-    except UnicodeDecodeError:
-        found.problems.append(f"{file}: not text in UTF-8")
-        return
+        text = lines.text(file)
     except ValueError as error:
-        found.problems.append(str(error))
+        found.problems.append(f"{file}: {error}")
         return
     except OSError as error:
         found.problems.append(f"{file}: {error.strerror or error}")
@@ -113,7 +109,7 @@ def _take_progress(folder: Path, found: Collection) -> None:
         try:
             found.going[folder] = checkpoint.progress(path)
         except ValueError as error:
-            if path.exists():  # a run that goes on has put another in its place
+            if os.path.lexists(path):  # a run that goes on has put another in its place
                 found.problems.append(str(error))
         else:
             return

@@ -120,7 +120,7 @@ def tested(data: Data, recipe: Recipe, number: int) -> UInt8[Tensor, "H W 3"]:
     assert isinstance(recipe.augmentation, Photographs)
     path = data.root / data.test.paths[number]
     try:
-        image = pictures.decode(path.read_bytes())
+        image = pictures.decode(pictures.contents(path))
     except Exception as error:  # Pillow raises nearly anything on a broken file
         raise ValueError(f"{path} cannot be read: {pictures.reason_of(error)}") from error
     return transforms.pixels(transforms.testing(image, recipe.augmentation))
