@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-EPSILON, MOMENTUM = 1e-5, 0.1  # of batch normalisation, as in torch
+MOMENTUM = 0.1  # of batch normalisation, as in torch
 
 
 def regional(height: int, width: int, scale: int) -> Tensor:
@@ -92,6 +92,7 @@ def recalibrated(
     scales: tuple[int, ...],
     strategy: str,
     training: bool,
+    epsilon: float,
     noise: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Result:
     """The whole layer, from the state of one."""
@@ -108,7 +109,7 @@ def recalibrated(
             for key, old, new in (("mean", mean, of_batch), ("var", variance, unbiased)):
                 statistics[f"{name}.running_{key}"] = (1 - MOMENTUM) * old + MOMENTUM * new
             mean, variance = of_batch, noise(squares / count)
-        unit = noise(v - mean[:, None]) / (variance[:, None] + EPSILON).sqrt()
+        unit = noise(v - mean[:, None]) / (variance[:, None] + epsilon).sqrt()
         return noise(state[f"{name}.weight"][:, None] * unit + state[f"{name}.bias"][:, None])
 
     for number, scale in enumerate(scales):
