@@ -2,6 +2,7 @@
 
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -148,4 +149,4 @@ def test_it_finds_a_wrong_border(monkeypatch):
 
 def _floored(length, parts):
     cuts = [j * length // parts for j in range(parts + 1)]
-    return [end - start for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [end - start for start, end in pairwise(cuts)]

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mssar.partition import symbolic
-
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -69,11 +67,12 @@ def settled(x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
 
     Of a single image whose channels lie side by side, the stride of N may be anything. On a CPU
     BN's way back takes one for channels_last by one rule and not by another, and then reads its
-    input or its gradient in the wrong order, without a word (seen up to torch 2.13).
+    input or its gradient in the wrong order, without a word (seen up to torch 2.13). Inductor has
+    a BN of its own.
     """
-    if x.device.type != "cpu" or not x.requires_grad or symbolic((x.shape[0], 1)):
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or not x.requires_grad:
         return x
-    if x.shape[0] != 1:
+    if type(x.shape[0]) is not int or x.shape[0] != 1:  # a tracer may leave it open
         return x
     same: Tensor = _Settled.apply(x)  # type: ignore[no-untyped-call]
     return same

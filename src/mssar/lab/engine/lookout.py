@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,8 @@ class Lookout:
     def tell(self, lost: int) -> None:
         """The others, where this is who must."""
         if self.world.leads:
-            self.store.add("lost", lost)
+            with suppress(RuntimeError):
+                self.store.add("lost", lost)
 
     def leave(self) -> None:
         """In good order."""
@@ -76,11 +78,9 @@ def kept(world: World) -> Iterator[None]:
     over = threading.Event()
 
     def talk() -> None:
-        try:
+        with suppress(RuntimeError):  # the store is gone, and who kept it: that will be seen
             while not over.wait(PAUSE):
                 lookout.talk()
-        except RuntimeError:  # the store is gone, and so is who kept it: that is looked for
-            pass
 
     def look() -> None:
         while not over.wait(PAUSE):
@@ -92,7 +92,8 @@ def kept(world: World) -> Iterator[None]:
         threading.Thread(target=work, daemon=True).start()
     try:
         yield
-        _quietly(lookout.leave)
+        with suppress(RuntimeError):  # nobody to tell
+            lookout.leave()
     finally:
         over.set()
 
@@ -103,17 +104,9 @@ def _end(lookout: Lookout, lost: int) -> None:
     cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # that a progress bar had hidden
     said = f"mssar: process {world.rank} of {world.size}: nothing was heard of process {lost} for "
     print(f"{cursor}{said}{PAUSE * PATIENCE:.0f} s; {KEPT}", file=sys.stderr, flush=True)
-    teller = threading.Thread(target=_quietly, args=(lambda: lookout.tell(lost),), daemon=True)
-    teller.start()
-    teller.join(PAUSE)
+    teller = threading.Thread(target=lookout.tell, args=(lost,), daemon=True)
+    teller.start()  # beside this, since the store may not answer
+    teller.join(2 * PAUSE)
     if world.leads:
-        over = threading.Event()
-        over.wait(2 * PAUSE)  # it may keep the store in which the others read this
+        time.sleep(2 * PAUSE)  # it may keep the store in which the others read this
     os._exit(1)
-
-
-def _quietly(ask: Callable[[], None]) -> None:
-    try:
-        ask()
-    except RuntimeError:  # no store any more, nobody to tell
-        pass
