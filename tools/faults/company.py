@@ -14,15 +14,15 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # a laboratory in miniature is there
 
 import torch
-from lab import CPU, Log, arrays, learnt, tiny, timeless, trained
+from lab import CPU, Log, arrays, learnt, timeless, tiny, trained
 from torch import Tensor
 
 from faults import ranks
@@ -46,12 +46,19 @@ def check(effort: float, seed: int) -> Iterator[Row]:
     yield from ranks.check(effort, seed)
 
 
+def server() -> ForkServerContext:
+    """Where processes come from that have this module, and so torch, already."""
+    found = get_context("forkserver")
+    found.set_forkserver_preload(["faults.company"])
+    return found
+
+
 # --- a fleet for a long time
 
 
 def long(steps: int) -> Row:
     """A fleet of eight in a process of its own, and how its memory grows after a third of it."""
-    with get_context("spawn").Pool(1) as pool:
+    with server().Pool(1) as pool:
         seen = pool.apply(sailed, (steps,))
     warm = [point for point in seen if point[0] >= steps / 3]
     slope = _slope(warm)
@@ -59,7 +66,9 @@ def long(steps: int) -> Row:
     if grown > GROWTH:
         print(f"wrong: a fleet grows by {slope:.0f} bytes a step: {seen}", file=sys.stderr)
     remark = f"{slope * 1000 / 1024:+.0f} KiB in 1,000 steps, {seen[-1][0]:,} steps"
-    return Row(f"a fleet of {WIDTH} for a long time", "memory stays flat", 1, grown > GROWTH, remark)
+    return Row(
+        f"a fleet of {WIDTH} for a long time", "memory stays flat", 1, int(grown > GROWTH), remark
+    )
 
 
 def sailed(steps: int) -> Memory:
@@ -141,7 +150,7 @@ def met(troubles: dict[int, tuple[int, str]]) -> Iterator[Counter[int]]:
 
 
 def failing(fleets: int, draw: random.Random) -> Row:
-    """Of eight runs one to three fail, anywhere; the others do what they do alone, no step twice."""
+    """Of eight runs one to three fail, anywhere; the others do as alone, no step twice."""
     data, wrong, failed = arrays(), 0, 0
     runs = [tiny(seed, "mssar" if seed % 2 else "none") for seed in range(WIDTH)]
     steps = 3 * runs[0].recipe.epochs
@@ -178,7 +187,9 @@ def failing(fleets: int, draw: random.Random) -> Row:
 
 
 def _same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in found)
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[n], expected[n]) for n in found
+    )
 
 
 # --- several processes on one folder
@@ -208,7 +219,7 @@ def one_folder(rounds: int, processes: int = 3) -> Row:
     wrong, refused = 0, 0
     with (
         tempfile.TemporaryDirectory() as folder,
-        get_context("spawn").Pool(processes) as pool,
+        server().Pool(processes) as pool,
     ):
         expected = timeless(trained(tiny(3, "mssar"), arrays(), Path(folder) / "alone"))
         pool.map(contend, [(Path(folder) / f"warm{n}", 0.0) for n in range(processes)], 1)
@@ -270,7 +281,7 @@ def adding(path: Path, name: str, count: int) -> None:
 
 def one_file(processes: int, count: int) -> Row:
     """All add at once; somebody reads all the while."""
-    context, torn, reads = get_context("spawn"), 0, 0
+    context, torn, reads = server(), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "records.jsonl"
         names = [chr(ord("a") + n) for n in range(processes)]
@@ -298,8 +309,3 @@ def one_file(processes: int, count: int) -> Row:
         wrong,
         f"{reads:,} reads",
     )
-
-
-if __name__ == "__main__":
-    for found in check(1.0, 0):
-        print(replace(found))

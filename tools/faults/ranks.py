@@ -20,6 +20,7 @@ from pathlib import Path
 
 from faults.suite import Row
 from mssar.lab import records
+from mssar.lab.engine import lookout
 
 ROOT = Path(__file__).parents[2]
 MINUTE = 60.0
@@ -36,7 +37,7 @@ torch.set_num_threads(1)
 if __name__ == "__main__":
     cli.main()
 """
-EPOCHS = 40
+EPOCHS = 16
 WORDS = ("train", "resnet8", "--recalibration", "mssar", "--dataset", "cifar10", "--batch", "12",
          "--lr", "0.02", "--padding", "1", "--device", "cpu", "--resume")  # fmt: skip
 
@@ -129,7 +130,7 @@ class Ranks:
 
 @contextmanager
 def started(
-    place: Path, size: int, launcher: str, epochs: int = EPOCHS, pause: float = 4.0
+    place: Path, size: int, launcher: str, epochs: int = EPOCHS, pause: float = lookout.PAUSE
 ) -> Iterator[Ranks]:
     found = Ranks(place, size, launcher, epochs, pause)
     try:
@@ -147,7 +148,7 @@ def _port() -> int:
 
 def lost(
     place: Path, size: int, launcher: str, epoch: int, draw: random.Random, *, stop: bool = False,
-    pause: float = 4.0,
+    pause: float = lookout.PAUSE,
 ) -> tuple[str, float]:  # fmt: skip
     """Kill one of the processes after an epoch, or stop it; what was wrong, and how long the
     others were still there."""
@@ -207,7 +208,9 @@ def frozen(place: Path, draw: random.Random, pause: float) -> Row:
     if trouble:
         print(f"wrong: {trouble}", file=sys.stderr)
     promise = "the other ends with a line within a minute"
-    return Row("a process of two stopped (SIGSTOP)", promise, 1, bool(trouble), f"{took:.0f} s")
+    return Row(
+        "a process of two stopped (SIGSTOP)", promise, 1, int(bool(trouble)), f"{took:.0f} s"
+    )
 
 
 def check(effort: float, seed: int) -> Iterator[Row]:
@@ -217,4 +220,4 @@ def check(effort: float, seed: int) -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             yield dwindled(Path(folder), launcher, draw, (3, 2) if whole else (2,))
     with tempfile.TemporaryDirectory() as folder:
-        yield frozen(Path(folder), draw, 4.0 if whole else 0.6)
+        yield frozen(Path(folder), draw, lookout.PAUSE if whole else 0.6)

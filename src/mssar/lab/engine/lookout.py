@@ -23,8 +23,8 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from mssar.lab.engine.world import World
 
-PAUSE = 4.0  # seconds between two looks
-PATIENCE = 10  # looks. Not seconds: whoever was frozen with all the others finds nobody lost
+PAUSE = 3.0  # seconds between two looks
+PATIENCE = 12  # looks. Not seconds: whoever was frozen with all the others finds nobody lost
 GONE = 1 << 40  # added to the count of one that left in good order
 KEPT = "what was saved is kept, and --resume goes on, with any number of processes"
 
