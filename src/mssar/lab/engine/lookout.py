@@ -72,9 +72,10 @@ class Lookout:
 def kept(world: World) -> Iterator[None]:
     """Look out for the other processes, and end this one when one of them is lost."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=30))
+    made: Any = dist  # whose types leave stores out
+    store = made.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=30))
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store outlives an attempt
-    lookout = Lookout(world, dist.PrefixStore(f"mssar/{again}", store))
+    lookout = Lookout(world, made.PrefixStore(f"mssar/{again}", store))
     over = threading.Event()
 
     def talk() -> None:
