@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lab import CPU, Log, arrays, learnt, tiny
+from lab import CPU, Log, arrays, learnt, timeless, tiny
 from PIL import Image
 from torch import Tensor
 from torch.testing import assert_close
@@ -155,6 +155,29 @@ def test_a_fleet_learns_what_its_runs_learn_alone(tmp_path, width):
     for run, found in zip(runs, together, strict=True):
         (alone,) = run_all([run], cuda(), tmp_path / "alone")
         assert same(found, alone), run.label
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("width", [1, 3])
+def test_deterministic_runs_leave_the_same_records_twice(
+    tmp_path, monkeypatch, width, precision, kernels
+):
+    """Alone and in a fleet, by the kernels and by plain PyTorch."""
+    if kernels:
+        pytest.importorskip("triton", minversion="3.4")
+    else:
+        for module in ("mssar.fusible", "mssar.layer"):
+            monkeypatch.setattr(f"{module}.chosen", lambda *_: False)
+    runs = [tiny(seed, "mssar") for seed in (0, 1, 2)]
+    how, found = cuda(precision=precision), []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        weights = run_all(runs, how, folder, width)
+        kept = [timeless(*records.read(folder / run.name / "record.json")) for run in runs]
+        found.append((weights, kept))
+    (first, kept), (second, again) = found
+    assert kept == again
+    assert all(same(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("stop", [1, 5, 14])

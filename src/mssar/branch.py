@@ -48,7 +48,7 @@ class Branch(nn.Module):
     def forward(self, y: Float[Tensor, "N B h w"]) -> Float[Tensor, "N C h w"]:
         hidden = self.norm1(_product(self.reduce, y)).relu()
         gate: Tensor = self.norm2(_product(self.expand, hidden))
-        return gate
+        return settled(gate)
 
 
 def _product(weight: nn.Conv2d, y: Float[Tensor, "N B h w"]) -> Float[Tensor, "N C h w"]:
@@ -60,6 +60,44 @@ def _product(weight: nn.Conv2d, y: Float[Tensor, "N B h w"]) -> Float[Tensor, "N
     # Compiled, oneDNN would reorder the weights at every call, which takes longer than the product.
     rows = F.linear(y.permute(0, 2, 3, 1), weight.weight.flatten(1))
     return rows.permute(0, 3, 1, 2)
+
+
+def settled(x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
+    """``x``, whose gradient comes back with strides that BN of PyTorch's understands.
+
+    Of a single image whose channels lie side by side, the stride of N may be anything. On a CPU
+    BN's way back takes one for channels_last by one rule and not by another, and then reads its
+    input or its gradient in the wrong order, without a word (seen up to torch 2.13). Inductor has
+    a BN of its own.
+    """
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or not x.requires_grad:
+        return x
+    if type(x.shape[0]) is not int or x.shape[0] != 1:  # a tracer may leave it open
+        return x
+    same: Tensor = _Settled.apply(x)  # type: ignore[no-untyped-call]
+    return same
+
+
+class _Settled(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        if gradient.is_contiguous() or gradient.stride(0) == gradient[0].numel():
+            return gradient
+        return gradient.clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def jvp(_: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
 
 
 def is_product(conv: nn.Module, shape: tuple[int, ...] | None = None) -> bool:

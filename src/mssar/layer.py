@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from mssar import fusible
-from mssar.branch import Branch
+from mssar.branch import Branch, settled
 from mssar.coordinates import require_count, require_map, require_tensor, size_of
 from mssar.kernels import chosen, require_backend
 from mssar.kernels.tail.op import watched
@@ -122,6 +122,7 @@ class MSSAR(nn.Module):
             made = fusible.tail(x, self)
             if made is not None:
                 return made
+        x = settled(x)
         z = self.sets.average(weights(self._gates(x, context)), size_of(x))
         return self.sets.multiply(x, z.to(x.dtype))
 

@@ -33,6 +33,7 @@ def demo(
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what was begun.")] = False,
     time_budget: opt.Budget = None,
     device: opt.Device = "auto",
+    deterministic: opt.Deterministic = False,
     tensorboard: opt.Tensorboard = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -48,7 +49,7 @@ def demo(
     from mssar.lab.display import results
     from mssar.lab.run import Run
 
-    how = opt.execution(device)
+    how = opt.execution(device, deterministic=deterministic)
     asked = [
         Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
         for seed in range(seeds)

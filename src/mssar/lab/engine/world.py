@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from mssar.lab.engine import lookout
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -72,11 +75,30 @@ def joined(device: torch.device) -> Iterator[World]:
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     bound = device if device.type == "cuda" else None
-    dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=bound)
+    with _in_touch():
+        dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=bound)
+        try:
+            world = World(dist.get_rank(), dist.get_world_size())
+            with lookout.kept(world):
+                yield world
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _in_touch() -> Iterator[None]:
+    """What is said when a connection breaks is one line."""
     try:
-        yield World(dist.get_rank(), dist.get_world_size())
-    finally:
-        dist.destroy_process_group()
+        yield
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0] or type(error).__name__
+        if not isinstance(error, dist.DistError) and "gloo" not in said.lower():
+            raise
+        said = re.sub(r"^\[[^]]*\] ", "", said).partition(". ")[0]  # the place in its source
+        who = f"process {os.environ.get('RANK', '?')} of {os.environ['WORLD_SIZE']}"
+        raise ConnectionError(
+            f"{who} lost touch with the others ({said:.160}); {lookout.KEPT}"
+        ) from error
 
 
 class _Sum(torch.autograd.Function):
