@@ -72,6 +72,7 @@ def compare(
     workers: opt.Workers = None,
     decode: opt.Decode = "auto",
     unreadable: opt.Unreadable = 0.01,
+    threads: opt.Threads = None,
     tensorboard: opt.Tensorboard = False,
 ) -> None:
     """Train a network with each recalibration, and show error, size, time and memory together.
@@ -97,7 +98,16 @@ def compare(
     for run in asked:
         run.check()
     how = opt.execution(
-        device, precision, compiled, graph, deterministic, True, workers, decode, unreadable
+        device,
+        precision,
+        compiled,
+        graph,
+        deterministic,
+        True,
+        workers,
+        decode,
+        unreadable,
+        threads,
     )
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = opt.seconds(time_budget)

@@ -33,6 +33,7 @@ def demo(
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what was begun.")] = False,
     time_budget: opt.Budget = None,
     device: opt.Device = "auto",
+    threads: opt.Threads = None,
     tensorboard: opt.Tensorboard = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -48,7 +49,7 @@ def demo(
     from mssar.lab.display import results
     from mssar.lab.run import Run
 
-    how = opt.execution(device)
+    how = opt.execution(device, threads=threads)
     asked = [
         Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
         for seed in range(seeds)
@@ -58,6 +59,7 @@ def demo(
         asked,
         how,
         runs,
+        width=None if how.device.type == "cuda" else len(RECALIBRATIONS),  # see engine.hands
         budget=opt.seconds(time_budget),
         tensorboard=tensorboard,
         record_in=runs / "records.jsonl",

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from mssar.lab import lines
+from mssar.lab.engine.execution import THREADS
 from mssar.networks import signature
 
 SCHEMA = 1
@@ -54,6 +55,7 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
     class_errors: list[float] = field(default_factory=list)
     makers: list[dict[str, str]] = field(default_factory=list)  # hardware and source, in turn
+    threads: int = 0  # of a CPU, from its beginning to its end; 0: not known
     schema: int = SCHEMA
 
 
@@ -184,9 +186,14 @@ def _progress(file: Any) -> Progress:
     if found["schema"] != SCHEMA:
         raise ValueError(f"its schema is {found['schema']!r:.60}, and {SCHEMA} is read here")
     made = Progress(**found)
-    for name, kind in (("run", dict), ("epoch", int), ("step", int), ("history", list)):
+    for name, kind in (
+        *(("run", dict), ("epoch", int), ("step", int), ("history", list)),
+        ("threads", int),
+    ):
         if not isinstance(getattr(made, name), kind):
             raise ValueError(f"{name} is no {kind.__name__}")
+    if not 0 <= made.threads <= THREADS:
+        raise ValueError(f"threads is 0 to {THREADS}; got {made.threads!r:.60}")
     lines.check_finite(found)
     return made
 
