@@ -103,6 +103,7 @@ def reproduce(
             nets=None if nets is None else nets.split(","),
             datasets=None if datasets is None else datasets.split(","),
             seeds=seeds,
+            precision=precision,
         )
 
     found, where = plan()

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,14 @@ def discard(directory: Path, *others: str) -> None:
     """Throw away a run's checkpoints, and what else of it has such a name."""
     for path in (*checkpoints(directory), *(p for name in others for p in directory.glob(name))):
         path.unlink(missing_ok=True)
+
+
+def abandon(directory: Path) -> None:
+    """Remove a folder that nothing was written to but the lock, unless another process has it."""
+    with suppress(OSError, Timeout):
+        with FileLock(directory / ".lock", blocking=False):
+            (directory / ".lock").unlink()
+        directory.rmdir()  # fails where there is more
 
 
 def is_name(name: str) -> bool:

@@ -166,7 +166,7 @@ class _Fleet:
             self._sweep()
 
     def _round(self, sailing: list[_Boat]) -> bool:
-        """A turn for everybody who has time for one, or many side by side; False when nobody has."""
+        """A turn for everybody who has time for one, or many at once; False when nobody has."""
         if self.hands > 1:
             return self._side_by_side(sailing)
         moved = False
@@ -244,6 +244,12 @@ class _Fleet:
     def _begin(self, run: Run, room: int) -> _Boat | None:
         directory = self.folder / run.name
         done = finished(directory) if self.world.leads and not self.anew else None
+        if done and done.execution.get("precision") != self.execution.precision:
+            there, here = done.execution.get("precision"), self.execution.precision
+            raise ValueError(
+                f"{directory} holds this run, trained in {there} and not in {here}: "
+                f"--precision {there} takes it, another --runs keeps both"
+            )
         if self.world.any(done is not None, self.execution.device):
             if done:
                 self._done(done)

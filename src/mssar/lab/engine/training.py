@@ -73,11 +73,17 @@ class Training:
         self._resident, self._berth = {} if resident is None else resident, berth
         self._share = share
         self._open = ExitStack()
+        made = not directory.exists()
         if self.world.leads:
             self._open.enter_context(checkpoint.held(directory))
-        with self._open, self.stream:
-            self._prepare()
-            self._open = self._open.pop_all()
+        try:
+            with self._open, self.stream:
+                self._prepare()
+                self._open = self._open.pop_all()
+        except BaseException:
+            if made:  # what did not begin leaves nothing behind
+                checkpoint.abandon(directory)
+            raise
 
     def _prepare(self) -> None:
         self.feed: Feed
