@@ -1,6 +1,8 @@
 """``mssar compare`` as its user meets it."""
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from mssar.lab import cli, data, records, timings
 from mssar.lab.commands import compare as command
+from mssar.lab.engine.step import Learner
 from mssar.lab.run import Run
 
 DATA = arrays(20, 12, 4)

@@ -272,6 +272,8 @@ def leave(outcome: Outcome, again: str) -> None:
         typer.echo(f"mssar: {reason}", err=True)
     if outcome.short is not None:
         # Not status 75: who calls again would do so for ever.
+        if not leads():
+            raise typer.Exit(2)
         least = math.ceil(2 * outcome.short)
         raise ValueError(
             f"nothing was done: the time budget ended before the first step, and it took "
