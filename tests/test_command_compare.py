@@ -1,6 +1,8 @@
 """``mssar compare`` as its user meets it."""
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from mssar.lab import cli, data, records, timings
 from mssar.lab.commands import compare as command
+from mssar.lab.engine.step import Learner
 from mssar.lab.run import Run
 
 DATA = arrays(20, 12, 4)
@@ -56,16 +59,22 @@ def test_everything_is_trained_once_recorded_timed_and_shown():
     assert rows[1]["ms"] == measured[1].median_ms
 
 
-def test_what_is_recorded_beside_is_not_trained_again_and_what_is_left_goes_on():
+def test_what_is_recorded_beside_is_not_trained_again_and_what_is_left_goes_on(monkeypatch):
     place = Path("kept/compare.jsonl")
     known = command._runs("resnet8", ["none"], "cifar10", 1, None, None, {"epochs": 1, "batch": 8})
     done = record_of(known[0], 50.0)
     here = {**done.data, "checksum": DATA.checksum}
     other = record_of(known[0], 40.0, data={**here, "checksum": "sha256:other"})
-    for name, record in (("table3", record_of(known[0], 50.0, data=here)), ("x", other)):
+    how = {"execution": {**done.execution, "precision": "fp32"}}
+    bf16 = replace(record_of(known[0], 30.0, data=here), finished="2027-01-01T00:00:00+00:00")
+    mine = record_of(known[0], 50.0, data=here, **how)
+    for name, record in (("table3", mine), ("x", replace(other, **how)), ("y", bf16)):
         records.append(Path(f"kept/{name}.jsonl"), record)
     words = (*QUICK, "--modules", "none,simam", "--seeds", "1", "--records", str(place))
-    stopped = invoke(*words, "--time-budget", "1s", status=75)
+    with monkeypatch.context() as patch:
+        step = Learner.step
+        patch.setattr(Learner, "step", lambda *words: (time.sleep(2.5), step(*words)))
+        stopped = invoke(*words, "--time-budget", "3s", status=75)
     assert "the same command goes on" in stopped.stderr
     rows = json.loads(invoke(*words, "--seconds", "0", "--json").stdout)["rows"]
     assert [(row["recalibration"], row["n"], row["ms"]) for row in rows] == [

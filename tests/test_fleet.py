@@ -7,6 +7,7 @@ import signal
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,36 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert [run for run, _, _ in log.started] == runs[1:]
     (message,) = log.messages
     assert message.startswith("resnet8 none, seed 0: finished before, in ")
+
+
+def test_a_finished_run_of_another_precision_is_not_this_one(tmp_path):
+    data, log, run = arrays(), Log(), tiny(0, epochs=1)
+    fleet_of([run], data, tmp_path, log)
+    other = replace(CPU, precision="bf16")
+    with pytest.raises(ValueError, match="trained in fp32 and not in bf16: --precision fp32"):
+        fleet.train([run], lambda _: data, other, tmp_path, log)
+
+
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    data, folder = arrays(), tmp_path / "runs"
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Training, "_feed", lambda _: _raise(MemoryError()))
+        outcome = fleet_of([tiny(0), tiny(1)], data, folder, Log())
+    assert len(outcome.failures) == 2
+    assert list(folder.iterdir()) == []
+    # What was there before stays.
+    with opened(tiny(0), data, folder / tiny(0).name) as training:
+        next(training.work())
+        training.save()
+    kept = sorted(folder.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Training, "_feed", lambda _: _raise(MemoryError()))
+        fleet_of([tiny(0)], data, folder, Log())
+    assert sorted(folder.rglob("*")) == kept
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def test_a_budget_ends_in_time_and_what_was_done_is_kept(tmp_path):

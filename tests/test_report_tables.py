@@ -9,6 +9,7 @@ import pytest
 from test_experiments import ILSVRC, TABLE3, numbers, record_of, run_of
 
 from mssar.lab.experiments import EXPERIMENTS
+from mssar.lab.experiments.plan import plan_for
 from mssar.lab.recipes import varied
 from mssar.lab.report import tables
 from mssar.lab.report.collect import Collection
@@ -200,3 +201,28 @@ def test_the_demo_claims_no_more_than_its_runs_allow():
     assert "ahead of no recalibration" in said([5.2, 5.1, 5.3], [4.4, 4.5, 4.6])[-1]
     assert "behind no recalibration" in said([4.2, 4.1, 4.3], [5.4, 5.5, 5.6])[-1]
     assert comparison(tables.own_table("demo", "", "", grouped(Collection().records))) == []
+
+
+def test_of_a_run_recorded_twice_the_later_one_counts():
+    old, new = some([8.0])[0], replace(some([9.0])[0], finished="2026-03-01T00:00:00+00:00")
+    for recorded in ([old, new], [new, old]):
+        (group,) = grouped(recorded)
+        assert group.records == (new,)
+        assert row(table("table3", recorded), "resnet20", "none").mean == 9.0
+
+
+def test_another_precision_is_another_run():
+    fp32 = {"device": "cuda", "precision": "fp32", "together": 1}
+    exact = [replace(r, execution=fp32, id=f"{r.id}-fp32") for r in some([7.0, 6.0])]
+    half = some([8.0])
+    groups = grouped([*half, *exact])
+    assert [(g.name.recipe, g.n, g.mean) for g in groups] == [
+        ("precision=bf16", 1, 8.0),
+        ("precision=fp32", 2, 6.5),
+    ]
+    assert [g.name.recipe for g in grouped(exact)] == [""]  # nothing to tell it from
+    assert row(table("table3", [*half, *exact]), "resnet20", "none").n == 1  # the first one's
+    asked = {"hardware": "", "nets": ["resnet20"], "datasets": ["cifar10"], "seeds": 2}
+    for precision, seeds in ((None, [1]), ("bf16", [1]), ("fp32", []), ("tf32", [0, 1])):
+        cell = plan_for(["table3"], [*half, *exact], precision=precision, **asked).cells[0]
+        assert [run.seed for run in cell.missing] == seeds

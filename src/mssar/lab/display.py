@@ -126,7 +126,7 @@ class Board(Observer):
             table.add_column(heading, no_wrap=True)
         for heading in ("loss", "error", "images/s", "left"):
             table.add_column(heading, justify="right", no_wrap=True)
-        for row in self.rows.values():
+        for row in list(self.rows.values()):  # while another thread adds one
             table.add_row(
                 Text(_name(row.run)),
                 f"{row.epoch}/{row.run.recipe.epochs}",

@@ -129,6 +129,13 @@ def read(path: Path) -> list[Record]:
     return list(lines.read(path, "record", parse))
 
 
+def later(by_seed: dict[int, Record], record: Record) -> None:
+    """Put a record in its seed's place, unless one is there that was finished later."""
+    there = by_seed.setdefault(record.run["seed"], record)
+    if record.finished > there.finished:
+        by_seed[record.run["seed"]] = record
+
+
 def append(path: Path, record: Record) -> None:
     """Add a line, whole or not at all, unless the record is there already."""
     line = record.as_line()

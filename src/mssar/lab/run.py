@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from mssar.surgery import foreign, initial
 Data: TypeAlias = Arrays | Folder
 Colours: TypeAlias = tuple[float, float, float]
 PHOTOGRAPHS = ("imagefolder", "ilsvrc2012")
+GENERATOR = threading.RLock()  # held by whoever seeds torch's own; runs may be side by side
 _DEFAULTS = {"scales": (1, 2, 4), "strategy": "regional", "reduction": 1, "stage": "multi"}
 
 
@@ -125,7 +127,7 @@ class Run:
         return self._built(num_classes, tensors=tensors, source=source)
 
     def _built(self, num_classes: int, **begin: Any) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
+        with GENERATOR, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)  # not those of GPUs
             kind, options = self.recalibration, dict(self.options)
             return foreign.build(self.network, kind, num_classes, **begin, **options)

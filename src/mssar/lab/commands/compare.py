@@ -72,6 +72,7 @@ def compare(
     workers: opt.Workers = None,
     decode: opt.Decode = "auto",
     unreadable: opt.Unreadable = 0.01,
+    threads: opt.Threads = None,
     tensorboard: opt.Tensorboard = False,
 ) -> None:
     """Train a network with each recalibration, and show error, size, time and memory together.
@@ -97,13 +98,22 @@ def compare(
     for run in asked:
         run.check()
     how = opt.execution(
-        device, precision, compiled, graph, deterministic, True, workers, decode, unreadable
+        device,
+        precision,
+        compiled,
+        graph,
+        deterministic,
+        True,
+        workers,
+        decode,
+        unreadable,
+        threads,
     )
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = opt.seconds(time_budget)
     checksum = data.load(dataset, data_dir).checksum
     beside = record_in.parent.glob("*.jsonl")
-    known = _wanted(collect(sorted(beside)), asked, checksum).records
+    known = _wanted(collect(sorted(beside)), asked, checksum, how.precision).records
     done = [record.run for record in known]
     outcome = opt.carry_out(
         [run for run in asked if run.as_dict() not in done],
@@ -122,7 +132,7 @@ def compare(
     if seconds and not launched() and not outcome.left and not outcome.failures:
         _time(asked[: len(kinds)], how, seconds, timed_in)
     places = [*sorted(record_in.parent.glob("*.jsonl")), timed_in, runs]
-    found = _wanted(collect(p for p in places if p.exists()), asked, checksum)
+    found = _wanted(collect(p for p in places if p.exists()), asked, checksum, how.precision)
     made = comparisons(found.records, found.timings, every=True)
     if made:
         page = runs / "report.html"
@@ -169,14 +179,15 @@ def _runs(
     ]
 
 
-def _wanted(found: Collection, asked: list[Run], checksum: str) -> Collection:
-    """Of what was found only what is compared, on the same data."""
+def _wanted(found: Collection, asked: list[Run], checksum: str, precision: str) -> Collection:
+    """Of what was found only what is compared, on the same data and in the same precision."""
     from mssar.lab.report.collect import Collection
 
     wanted = [run.as_dict() for run in asked]
 
     def belongs(record: Record) -> bool:
-        return record.data["checksum"] == checksum and record.run in wanted
+        same = record.data["checksum"] == checksum and record.run in wanted
+        return same and record.execution.get("precision") == precision
 
     return Collection(
         [record for record in found.records if belongs(record)],

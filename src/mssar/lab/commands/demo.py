@@ -34,6 +34,7 @@ def demo(
     time_budget: opt.Budget = None,
     device: opt.Device = "auto",
     deterministic: opt.Deterministic = False,
+    threads: opt.Threads = None,
     tensorboard: opt.Tensorboard = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -49,7 +50,7 @@ def demo(
     from mssar.lab.display import results
     from mssar.lab.run import Run
 
-    how = opt.execution(device, deterministic=deterministic)
+    how = opt.execution(device, deterministic=deterministic, threads=threads)
     asked = [
         Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
         for seed in range(seeds)
@@ -59,6 +60,7 @@ def demo(
         asked,
         how,
         runs,
+        width=None if how.device.type == "cuda" else len(RECALIBRATIONS),  # see engine.hands
         budget=opt.seconds(time_budget),
         tensorboard=tensorboard,
         record_in=runs / "records.jsonl",

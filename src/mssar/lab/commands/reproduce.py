@@ -49,6 +49,7 @@ def reproduce(
     workers: opt.Workers = None,
     decode: opt.Decode = "auto",
     unreadable: opt.Unreadable = 0.01,
+    threads: opt.Threads = None,
     tensorboard: opt.Tensorboard = False,
 ) -> None:
     """Train what is missing of the paper's experiments, and show it beside the published numbers.
@@ -71,7 +72,16 @@ def reproduce(
     if not experiments and not listing:
         raise ValueError(f"name an experiment ({', '.join(EXPERIMENTS)}), or pass --list")
     how = opt.execution(
-        device, precision, compiled, graph, deterministic, sync_bn, workers, decode, unreadable
+        device,
+        precision,
+        compiled,
+        graph,
+        deterministic,
+        sync_bn,
+        workers,
+        decode,
+        unreadable,
+        threads,
     )
     machine = hardware(choose_device(device))
 
@@ -93,6 +103,7 @@ def reproduce(
             nets=None if nets is None else nets.split(","),
             datasets=None if datasets is None else datasets.split(","),
             seeds=seeds,
+            precision=precision,
         )
 
     found, where = plan()

@@ -112,6 +112,7 @@ def train(
     workers: opt.Workers = None,
     decode: opt.Decode = "auto",
     unreadable: opt.Unreadable = 0.01,
+    threads: opt.Threads = None,
     tensorboard: opt.Tensorboard = False,
 ) -> None:
     """Train networks; every combination of what is given is a run, several at once on a GPU.
@@ -173,7 +174,16 @@ def train(
         {net: colours(mean, std, net, dataset) for net in nets},
     )
     how = opt.execution(
-        device, precision, compiled, graph, deterministic, sync_bn, workers, decode, unreadable
+        device,
+        precision,
+        compiled,
+        graph,
+        deterministic,
+        sync_bn,
+        workers,
+        decode,
+        unreadable,
+        threads,
     )
     budget = opt.seconds(time_budget)
     if leads():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mssar.durable import PART, make_folder, write_whole
 from mssar.lab import lines
+from mssar.lab.engine.execution import THREADS
 from mssar.lab.records import Epoch
 from mssar.networks import signature, weights
 
@@ -61,6 +62,7 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
     class_errors: list[float] = field(default_factory=list)
     makers: list[dict[str, str]] = field(default_factory=list)  # hardware and source, in turn
+    threads: int = 0  # of a CPU, from its beginning to its end; 0: not known
     schema: int = SCHEMA
 
 
@@ -135,6 +137,14 @@ def discard(directory: Path, *others: str) -> None:
         path.unlink(missing_ok=True)
 
 
+def abandon(directory: Path) -> None:
+    """Remove a folder that nothing was written to but the lock, unless another process has it."""
+    with suppress(OSError, Timeout):
+        with FileLock(directory / ".lock", blocking=False):
+            (directory / ".lock").unlink()
+        directory.rmdir()  # fails where there is more
+
+
 def is_name(name: str) -> bool:
     """Whether a file of this name would be a checkpoint."""
     return _NAME.fullmatch(name) is not None
@@ -203,6 +213,8 @@ def _progress(file: Any) -> Progress:
             raise ValueError(f"{name}: one of them is of another kind")
     if min(made.epoch, made.step, made.interruptions) < 0:
         raise ValueError("epoch, step or interruptions is below 0")
+    if not 0 <= made.threads <= THREADS:
+        raise ValueError(f"threads is 0 to {THREADS}; got {made.threads!r:.60}")
     return made
 
 

@@ -8,11 +8,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from statistics import median
 from types import FrameType
 
 RESERVE = 1.0  # seconds of a time budget kept for leaving
 IMPATIENCE = 0.5  # seconds after which a second interrupt is meant
 RECENT = 9  # times of late that say how long something takes
+BLOCKS = 16  # of an epoch
+EPOCHS = 3  # of late that say how long one takes
 
 
 class Typical:
@@ -32,6 +35,64 @@ class Typical:
         begun = time.monotonic()
         yield
         self.add(time.monotonic() - begun)
+
+
+class Tempo:
+    """How fast epochs go: the median of the last three. Until there are three, by the steps so far.
+
+    Of these the median over blocks, and the time from the last step to the next epoch: what is
+    compiled in a few of them, or waited for, is no rule. Within a block steps may be as uneven as
+    they like: photographs come in bursts.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self._block = steps, math.ceil(steps / BLOCKS)
+        self._epochs = deque[float](maxlen=EPOCHS)
+        self._late = deque[float](maxlen=2 * BLOCKS)  # seconds a step, of a block each
+        self._between = Typical()
+        self._whole: float | None = None  # since when, if the epoch was not gone on with
+        self._begun = 0.0  # the block
+        self._done = 0  # steps of it
+        self._ended: float | None = None  # the epoch's steps
+
+    def begin(self, step: int) -> None:
+        """The steps of an epoch, from this one on."""
+        now = time.monotonic()
+        if self._ended is not None:
+            self._between.add(now - self._ended)
+            if self._whole is not None:
+                self._epochs.append(now - self._whole)
+        self._whole = None if step else now
+        self._begun, self._done, self._ended = now, 0, None
+
+    def step(self) -> None:
+        """One is done."""
+        self._done += 1
+        if self._done == self._block:
+            self._close()
+
+    def end(self) -> None:
+        """All of them are done."""
+        if self._done:
+            self._close()
+        self._ended = time.monotonic()
+
+    def _close(self) -> None:
+        now = time.monotonic()
+        self._late.append((now - self._begun) / self._done)
+        self._begun, self._done = now, 0
+
+    def seconds(self, epochs: float) -> float | None:
+        """For so many; None where nothing tells."""
+        if len(self._epochs) == EPOCHS:
+            return epochs * median(self._epochs)
+        if not self._late:
+            return None
+        between = self._between.seconds
+        if not between and self._ended is not None:
+            between = time.monotonic() - self._ended
+        # Behind an epoch's last step its test comes, however much of the epoch is left.
+        return epochs * self.steps * median(self._late) + math.ceil(epochs) * between
 
 
 class Clock:

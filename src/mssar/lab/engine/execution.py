@@ -13,6 +13,7 @@ import torch
 
 import mssar
 
+THREADS = 512  # at most: each is one of the system's
 PROGRAMS = 256  # that one network class may be compiled into: depths, options, classes, batches
 PRECISIONS = ("bf16", "tf32", "fp32")
 
@@ -30,6 +31,7 @@ class Execution:
     workers: int = 0  # processes that decode photographs
     decode: str = "auto"  # where: auto, workers or gpu
     unreadable: float = 0.01  # share of photographs that may be left out
+    threads: int = 0  # of a CPU, for a run that begins; 0: as many as suit it
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -37,6 +39,8 @@ class Execution:
             raise ValueError(f"precision is one of {known}; got {self.precision!r}")
         if not 0 <= self.unreadable <= 1:
             raise ValueError(f"unreadable is a share, 0 to 1; got {self.unreadable}")
+        if not 0 <= self.threads <= THREADS:
+            raise ValueError(f"threads is 1 to {THREADS}, or 0; got {self.threads}")
         if self.precision == "tf32" and self.device.type != "cuda":
             raise ValueError("precision tf32 needs a CUDA device; a CPU has bf16 and fp32")
 
@@ -50,7 +54,9 @@ class Execution:
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "device": self.device.type, "graph": self.graphed}
+        found = {**asdict(self), "device": self.device.type, "graph": self.graphed}
+        del found["threads"]  # how many there were is known of the run, and in its environment
+        return found
 
 
 def choose_device(wanted: str = "auto") -> torch.device:

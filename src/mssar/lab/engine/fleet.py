@@ -1,4 +1,5 @@
-"""Several runs in one process, taking turns; on a GPU each has its own stream and graphs.
+"""Several runs in one process, taking turns; on a GPU each has its own stream and graphs, and on a
+CPU as many compute at once as there are cores for (``hands``).
 
 One small network does not fill a large chip: on an H200 four ResNet-20 take twice as long as one.
 What a run computes does not depend on its company, but for rounding where runs of one network are
@@ -8,6 +9,7 @@ trained as a single wide one (``stack``).
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,9 +21,9 @@ import torch
 
 from mssar.lab import records
 from mssar.lab.data import Data
-from mssar.lab.engine import failure
+from mssar.lab.engine import failure, hands
 from mssar.lab.engine.abreast import Berth, Crew
-from mssar.lab.engine.clock import Clock, Typical
+from mssar.lab.engine.clock import RESERVE, Clock, Typical
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import Resident
 from mssar.lab.engine.muster import Muster
@@ -44,6 +46,7 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     left: list[Run] = field(default_factory=list)  # not finished in time
     signal: int | None = None  # that ended it
+    short: float | None = None  # seconds that a budget would have needed for a first step
 
 
 def train(
@@ -71,14 +74,19 @@ def train(
     if width < 1:
         raise ValueError(f"the width of a fleet is 1 or more; got {width}")
     world, clock, waiting = world or World(), Clock(budget), deque(dict.fromkeys(runs))
+    begun = time.monotonic()
     muster = Muster(stack, load, execution, folder, world, anew)
     fleet = _Fleet(
         load, execution, folder, observer, width, muster, world, record, anew, clock, waiting
     )
+    fleet.hands, fleet.share = hands.shared_out(list(waiting), load, execution, width, world)
     with clock.listening(), settings(execution):
         fleet.work()
-    fleet.outcome.signal = clock.signal
-    return fleet.outcome
+    outcome = fleet.outcome
+    outcome.signal = clock.signal
+    if outcome.left and not (fleet.moved or outcome.records or outcome.failures or clock.signal):
+        outcome.short = time.monotonic() - begun + RESERVE
+    return outcome
 
 
 @dataclass(eq=False)
@@ -109,6 +117,10 @@ class _Fleet:
     untidy: bool = False  # since a failure
     resident: dict[object, Resident] = field(default_factory=dict)
     starts: Typical = field(default_factory=Typical)  # making ready and the first turn
+    hands: int = 1  # that many compute at once
+    share: int = 0  # of a CPU's threads, for each of them
+    moved: bool = False  # whether anybody had a turn
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of what several hands change
     # Streams that are free again. Memory is kept by stream: the next run finds the last one's.
     lanes: list[torch.cuda.Stream | None] = field(default_factory=list)
 
@@ -141,6 +153,8 @@ class _Fleet:
         while self.waiting and (room := self.width - len(_runs(sailing))) > 0:
             if self._expired(sailing, self.starts.seconds) or self._holds(sailing, room):
                 return
+            if self.clock.end is not None and any(boat.new for boat in sailing):
+                return  # how long it takes to begin is known once the first has begun
             run = self.waiting.popleft()
             try:
                 if boat := self._begin(run, room):
@@ -152,26 +166,47 @@ class _Fleet:
             self._sweep()
 
     def _round(self, sailing: list[_Boat]) -> bool:
-        """A turn for everybody who has time for one; False when nobody has."""
+        """A turn for everybody who has time for one, or many at once; False when nobody has."""
+        if self.hands > 1:
+            return self._side_by_side(sailing)
         moved = False
         for boat in list(sailing):
-            due = self.starts if boat.new else boat.training.turns
-            if self._expired(sailing, due.seconds):
-                continue
-            moved = True
             try:
-                going = self._turn(boat)
+                going = self._turn_in_time(boat, sailing)
             except Exception as error:
                 self._lose(boat, sailing, error)
-                break  # its memory is for the others: they have their turns once it is free
-            boat.training.company.add(len(_runs(sailing)))
-            if not going:
-                self._leave(boat, sailing)
-                self.lanes.append(boat.training.lane)
-                for training in boat.training.trainings:
-                    if self.world.leads and (done := finished(training.directory)):
-                        self._done(done)
+                return True  # its memory is for the others: they have their turns once it is free
+            moved = moved or going is not None
+            if going is False:
+                self._arrive(boat, sailing)
         return moved
+
+    def _side_by_side(self, sailing: list[_Boat]) -> bool:
+        """Turns for everybody, several at once, until one has ended or nobody has time."""
+        turns = hands.Round(sailing, lambda boat: self._turn_in_time(boat, sailing))
+        turns.work(self.hands)
+        for boat in turns.ended:
+            self._arrive(boat, sailing)
+        for boat, error in turns.failed:
+            self._lose(boat, sailing, error)
+        return turns.moved or bool(turns.failed)
+
+    def _turn_in_time(self, boat: _Boat, sailing: list[_Boat]) -> bool | None:
+        """Whether a boat can go on after its turn; None if there is no time for one."""
+        due = self.starts if boat.new else boat.training.turns
+        if self._expired(sailing, due.seconds):
+            return None
+        self.moved = True
+        going = self._turn(boat)
+        boat.training.company.add(len(_runs(sailing)))
+        return going
+
+    def _arrive(self, boat: _Boat, sailing: list[_Boat]) -> None:
+        self._leave(boat, sailing)
+        self.lanes.append(boat.training.lane)
+        for training in boat.training.trainings:
+            if self.world.leads and (done := finished(training.directory)):
+                self._done(done)
 
     def _expired(self, sailing: list[_Boat], seconds: float) -> bool:
         """Whether it is time, if what takes so long is done before everybody is saved."""
@@ -184,10 +219,14 @@ class _Fleet:
         runs, left = len(_runs(sailing)), self.clock.left
         more = min(room, self.muster.most)
         for boat in sailing:
-            work = boat.training.left / boat.training.company.average  # if it were alone
-            if work * runs <= left < CAUTION * work * (runs + more):
+            work = boat.training.left / self._slower(boat.training.company.average)  # if alone
+            if work * self._slower(runs) <= left < CAUTION * work * self._slower(runs + more):
                 return True
         return False
+
+    def _slower(self, runs: float) -> float:
+        """How many times as long a run takes among so many."""
+        return max(1.0, runs / self.hands)
 
     def _save(self, sailing: list[_Boat]) -> None:
         """Everybody, although one cannot be saved."""
@@ -205,6 +244,12 @@ class _Fleet:
     def _begin(self, run: Run, room: int) -> _Boat | None:
         directory = self.folder / run.name
         done = finished(directory) if self.world.leads and not self.anew else None
+        if done and done.execution.get("precision") != self.execution.precision:
+            there, here = done.execution.get("precision"), self.execution.precision
+            raise ValueError(
+                f"{directory} holds this run, trained in {there} and not in {here}: "
+                f"--precision {there} takes it, another --runs keeps both"
+            )
         if self.world.any(done is not None, self.execution.device):
             if done:
                 self._done(done)
@@ -233,6 +278,7 @@ class _Fleet:
             lane=lane,
             anew=self.anew,
             berth=berth,
+            share=self.share,
         )
 
     def _crew(self, runs: list[Run], lane: torch.cuda.Stream | None) -> Crew | None:
@@ -273,7 +319,8 @@ class _Fleet:
         if boat.new:
             if self.world.any(self.clock.end is not None, self.execution.device):
                 training.save()  # to know how long it takes
-            self.starts.add(boat.prepared + time.monotonic() - begun)
+            with self.lock:
+                self.starts.add(boat.prepared + time.monotonic() - begun)
         elif training.progress.step > before:
             training.turns.add(time.monotonic() - begun)
         boat.new = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,7 +55,7 @@ def record(
             "together": together,
             **({"stacked": stacked} if stacked > 1 else {}),
         },
-        environment={**provenance.environment(execution.device), **_earlier(progress)},
+        environment={**_environment(progress, execution), **_earlier(progress)},
         code=provenance.code(),
         command=provenance.command(),
         params=counted.params,
@@ -68,6 +69,11 @@ def record(
         finished=now(),
         interruptions=progress.interruptions,
     )
+
+
+def _environment(progress: Progress, execution: Execution) -> dict[str, Any]:
+    found = provenance.environment(execution.device)
+    return {**found, "threads": progress.threads or found["threads"]}
 
 
 def _earlier(progress: Progress) -> dict[str, list[dict[str, str]]]:

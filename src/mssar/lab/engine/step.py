@@ -19,6 +19,7 @@ from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import Feed, generator
 from mssar.lab.engine.world import World, synchronise_norms
 from mssar.lab.recipes import Recipe
+from mssar.lab.run import GENERATOR
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64
@@ -133,7 +134,7 @@ class Learner:
             yield
             return
         seed = generator(self.seed, self.epoch, step, self.world.rank).initial_seed()
-        with torch.random.fork_rng(devices=[]):
+        with GENERATOR, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             if self.execution.device.type == "cuda":
                 torch.cuda.manual_seed(seed)  # a graph draws from here, too
@@ -184,6 +185,21 @@ class Learner:
             with captured(graph, pool):
                 self._body(size, total)
         return graph
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[Callable[[], None]]:
+        """A step that may be taken any number of times: afterwards everything is as before."""
+        size, total = self.feed.sizes[0], self.feed.totals[0]
+        self.model.train()
+
+        def step() -> None:
+            self.counter.zero_()
+            with self._drawing(0):
+                self._body(size, total)
+
+        with self._unchanged():
+            yield step
+            self.optimiser.zero_grad(set_to_none=True)
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -16,9 +17,9 @@ from torch import Tensor
 from mssar.durable import write_whole
 from mssar.lab.data import Data
 from mssar.lab.data.imagefolder import Folder
-from mssar.lab.engine import checkpoint, failure, provenance, result
+from mssar.lab.engine import checkpoint, failure, provenance, result, threads
 from mssar.lab.engine.abreast import Berth
-from mssar.lab.engine.clock import Typical
+from mssar.lab.engine.clock import Tempo, Typical
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.failure import DivergedError
 from mssar.lab.engine.feed import Feed, FolderFeed, Resident, arrays_feed
@@ -39,7 +40,8 @@ class Training:
     """A run's network, data and folder, for as long as it is trained.
 
     :meth:`work` pauses every few steps; at every pause :meth:`save` may be called, and a training
-    opened on that folder later goes on from there.
+    opened on that folder later goes on from there. ``share`` is how many threads of a CPU it begins
+    with, if that was not asked for; 0: what suits it.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Training:
         lane: torch.cuda.Stream | None = None,
         anew: bool = False,
         berth: Berth | None = None,
+        share: int = 0,
     ) -> None:
         self.run, self.execution, self.directory = run, execution, directory
         self.data = run.normalised(data)
@@ -69,12 +72,19 @@ class Training:
         self._pace = Pace(execution.device, self.world)
         self._asked: tuple[torch.cuda.Event, Tensor, int] | None = None
         self._resident, self._berth = {} if resident is None else resident, berth
+        self._share = share
         self._open = ExitStack()
+        made = not directory.exists()
         if self.world.leads:
             self._open.enter_context(checkpoint.held(directory))
-        with self._open, self.stream:
-            self._prepare()
-            self._open = self._open.pop_all()
+        try:
+            with self._open, self.stream:
+                self._prepare()
+                self._open = self._open.pop_all()
+        except BaseException:
+            if made:  # what did not begin leaves nothing behind
+                checkpoint.abandon(directory)
+            raise
 
     def _prepare(self) -> None:
         self.feed: Feed
@@ -98,6 +108,21 @@ class Training:
             self.progress.makers.append(maker)
         if self.execution.device.type == "cuda":
             torch.cuda.synchronize()  # what was made here may be used on another stream
+        elif self.world.size == 1:
+            self.progress.threads = self.progress.threads or self._threads()
+        self._tempo = Tempo(len(self.feed.sizes))
+
+    def _threads(self) -> int:
+        """How many a run that begins is to have."""
+        how, most = self.execution, threads.available()
+        if how.threads or how.deterministic:  # the same on every machine, and beside other runs
+            return how.threads or 1
+        if self._share:
+            return self._share
+        if most == 1 or how.compile or not isinstance(self.learner, Learner):
+            return most
+        with self.learner.rehearsal() as step:
+            return threads.fastest(step, most)
 
     def _prepare_alone(self) -> None:
         self.feed = self._feed()
@@ -163,6 +188,11 @@ class Training:
                         f"{self.directory} is trained in {progress.precision}, not in "
                         f"{self.execution.precision}: --precision {progress.precision} goes on"
                     )
+                if progress.threads and self.execution.threads not in (0, progress.threads):
+                    raise ValueError(
+                        f"{self.directory} is trained with --threads {progress.threads}, "
+                        f"not {self.execution.threads}: that changes what sums are rounded to"
+                    )
                 checkpoint.put(tensors, state | sums, self.directory)
         if self.world.size == 1:
             return found[0] if found else None
@@ -207,9 +237,12 @@ class Training:
 
     @property
     def left(self) -> float:
-        """Seconds to its end, at the pace so far; 0 where nothing tells."""
+        """Seconds to its end, at the pace since it began here, in the company since then; 0 where
+        nothing tells."""
+        share = self._images / sum(self.feed.totals)  # epochs since then
         done = self.progress.epoch + self.progress.step / len(self.feed.sizes)
-        return self._left(self.run.recipe.epochs - done) if self._images else 0.0
+        epochs = self.run.recipe.epochs - done
+        return (time.monotonic() - self._begun) / share * epochs if share else 0.0
 
     @property
     def behind(self) -> float:
@@ -223,6 +256,17 @@ class Training:
 
     def work(self) -> Iterator[None]:
         """Train to the end; a pause every few steps. Saves after every epoch."""
+        number = self.progress.threads if self.execution.device.type == "cpu" else 0
+        with closing(self._work()) as work:
+            while True:
+                with threads.using(number):
+                    try:
+                        next(work)
+                    except StopIteration:
+                        return
+                yield
+
+    def _work(self) -> Generator[None, None, None]:
         recipe, progress, learner = self.run.recipe, self.progress, self.learner
         steps = len(self.feed.sizes)
         resumed = bool(progress.epoch or progress.step)
@@ -236,13 +280,16 @@ class Training:
         while progress.epoch < recipe.epochs:
             lr = recipe.lr_of(progress.epoch, steps - 1, steps)  # the last is what is recorded
             learner.begin(progress.epoch, progress.step, lr)
+            self._tempo.begin(progress.step)
             for step in range(progress.step, steps):
                 learner.set_lr(recipe.lr_of(progress.epoch, step, steps))
                 learner.step(step)
                 progress.step = step + 1
                 self._images += self.feed.totals[step]
+                self._tempo.step()
                 yield from self._pause(step)
             yield from self._pace.caught_up()
+            self._tempo.end()
             self._look(steps)
             self.world.share(learner.buffers())
             for _ in self.examiner.run():
@@ -306,12 +353,12 @@ class Training:
         return losses
 
     def _left(self, epochs: float) -> float:
-        """Seconds for so many epochs, by what they took so far."""
-        share = self._images / sum(self.feed.totals)  # epochs since the beginning here
-        if share:
-            return (time.monotonic() - self._begun) / share * epochs
+        """Seconds for so many epochs, by what they took of late."""
+        seconds = self._tempo.seconds(epochs)
+        if seconds is not None:
+            return seconds
         past = [found["seconds"] for found in self.progress.history]
-        return epochs * sum(past) / len(past) if past else 0.0
+        return epochs * median(past) if past else 0.0
 
     def _diverge(self, loss: float, when: str) -> None:
         raise DivergedError(f"the loss is {loss} {when}", self.run, self.directory)

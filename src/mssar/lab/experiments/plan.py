@@ -9,7 +9,7 @@ from statistics import fmean, median, stdev
 from mssar.lab.experiments import EXPERIMENTS
 from mssar.lab.experiments.cell import Cell
 from mssar.lab.experiments.paper import ILSVRC2012, TABLE3
-from mssar.lab.records import Record
+from mssar.lab.records import Record, later
 from mssar.lab.run import Run
 
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "ilsvrc2012": 1_281_167}  # to train with
@@ -93,6 +93,7 @@ def plan_for(
     nets: Collection[str] | None = None,
     datasets: Collection[str] | None = None,
     seeds: int | None = 3,
+    precision: str | None = None,
 ) -> Plan:
     """What is done and left of some experiments.
 
@@ -102,6 +103,7 @@ def plan_for(
         hardware: as in a record's environment; only times measured on it are used.
         nets, datasets: only these; None for all.
         seeds: runs a cell, with seeds from 0; None for as many as the paper's.
+        precision: only records of this count; None for whichever a cell's first one has.
     """
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is the number of runs a cell, 1 or more; got {seeds}")
@@ -109,7 +111,7 @@ def plan_for(
     estimate = Estimate(records, hardware)
     states = []
     for name, cell in _chosen(list(dict.fromkeys(names)), nets, datasets):
-        found = _recorded(cell, records)
+        found = _recorded(cell, records, precision)
         asked = range(cell.row.runs if seeds is None else seeds)
         missing = tuple(cell.run(seed) for seed in asked if seed not in found)
         done = tuple(found[seed] for seed in sorted(found))
@@ -174,18 +176,25 @@ def _require_known(
             raise ValueError(f"no {kind} {name!r}{where}; there are {', '.join(known)}")
 
 
-def _recorded(cell: Cell, records: Iterable[Record]) -> dict[int, Record]:
-    """By seed. Of a run recorded twice the first counts: a repeat replaces no result.
+def _recorded(cell: Cell, records: Iterable[Record], precision: str | None) -> dict[int, Record]:
+    """By seed. Of a run recorded twice the later one counts: who begins anew throws away what was
+    there.
 
-    All are on the same data: those of the first record, whatever else bears their name.
+    All are on the same data: those of the first record, whatever else bears their name. And so in
+    one precision, unless that was asked for.
     """
     wanted, found = cell.run(0).as_dict(), dict[int, Record]()
     for record in records:
-        if {**record.run, "seed": 0} == wanted:
+        if {**record.run, "seed": 0} == wanted and precision in (None, _precision(record)):
             first = next(iter(found.values()), record)
-            if record.data["checksum"] == first.data["checksum"]:
-                found.setdefault(record.run["seed"], record)
+            same = record.data["checksum"] == first.data["checksum"]
+            if same and _precision(record) == _precision(first):
+                later(found, record)
     return found
+
+
+def _precision(record: Record) -> str:
+    return str(record.execution.get("precision", ""))
 
 
 def _ordered(states: Iterable[State]) -> tuple[Run, ...]:

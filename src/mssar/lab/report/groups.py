@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
 from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.recipes import UNWRITTEN
-from mssar.lab.records import Record
+from mssar.lab.records import Record, later
 from mssar.lab.report.content import Claim, Verdict
 from mssar.lab.run import Run, text_of, usual_recipe
 
@@ -26,7 +27,7 @@ class Name:
     recalibration: str
     options: str  # those that are not the default
     dataset: str
-    recipe: str  # where it is not the usual one; and the weights it began with
+    recipe: str  # where it is not the usual one; the weights it began with; what tells it apart
 
     @property
     def particulars(self) -> str:
@@ -100,16 +101,22 @@ def _text(value: object) -> str:
 
 
 def grouped(records: Iterable[Record]) -> list[Group]:
-    """In the order in which they come. Of a run recorded twice the first counts."""
-    found: dict[str, dict[int, Record]] = {}
+    """In the order in which they come. Of a run recorded twice the later one counts: who begins
+    anew throws away what was there. Another precision is another run."""
+    found: dict[tuple[str, str], dict[int, Record]] = {}
     for record in records:
         what = {**record.run, "seed": 0, "data": record.data["checksum"]}
-        key = json.dumps(what, sort_keys=True)
-        found.setdefault(key, {}).setdefault(record.run["seed"], record)
+        key = json.dumps(what, sort_keys=True), str(record.execution.get("precision", ""))
+        later(found.setdefault(key, {}), record)
+    precisions = Counter(what for what, _ in found)
     groups = []
-    for by_seed in found.values():
+    for (what, precision), by_seed in found.items():
         ordered = tuple(by_seed[seed] for seed in sorted(by_seed))
-        groups.append(Group(named(ordered[0].run), ordered[0].run, ordered))
+        name = named(ordered[0].run)
+        if precisions[what] > 1:
+            said = f"{name.recipe} precision={precision}".strip()
+            name = replace(name, recipe=said)
+        groups.append(Group(name, ordered[0].run, ordered))
     return groups
 
 

@@ -1,0 +1,264 @@
+"""Threads of a CPU: how many a run begins with, that it keeps them, and runs side by side."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from lab import CPU, Log, arrays, assert_same, learnt, opened, poison, tiny, trained
+
+from mssar.lab.engine import checkpoint, fleet, hands, threads
+from mssar.lab.engine import training as engine
+from mssar.lab.engine.clock import Tempo
+from mssar.lab.engine.step import Learner
+from mssar.lab.engine.world import World
+
+
+@pytest.fixture
+def two():
+    """Threads that torch may take."""
+    torch.set_num_threads(2)
+    yield 2
+    torch.set_num_threads(1)
+
+
+def with_threads(number):
+    return replace(CPU, threads=number)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({8: 1.0, 7: 1.2, 4: 1.8, 1: 5.0}, 8),
+        ({8: 1.0, 7: 1.02, 4: 1.8, 1: 5.0}, 7),  # nearly as quick, and a core is left
+        ({8: 9.0, 7: 1.2, 4: 1.8, 1: 5.0}, 7),  # a neighbour has one of the cores
+        ({8: 9.0, 7: 9.0, 4: 9.0, 1: 5.0}, 1),
+        ({8: 90.0, 7: 12.0, 4: 18.0, 1: 50.0}, 8),  # its loops are long: it is not tried out
+    ],
+)
+def test_the_number_that_is_quickest_is_taken(monkeypatch, seconds, chosen):
+    now, used, turns = 0.0, [1], []
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(threads.torch, "get_num_threads", lambda: used[0])
+    monkeypatch.setattr(threads.torch, "set_num_threads", lambda n: used.__setitem__(0, n))
+
+    def step():
+        nonlocal now
+        turns.append(used[0])
+        now += seconds[used[0]] * (0.1 if seconds[8] < 90 else 1)  # below a second, or above
+
+    assert threads.fastest(step, 8) == chosen
+    if seconds[8] < 90:
+        assert {turns.count(number) for number in (8, 7, 4, 1)} == {threads.TURNS + 1}
+
+
+def test_where_there_is_one_nothing_is_tried():
+    assert threads.fastest(pytest.fail, 1) == 1
+
+
+def test_a_core_is_left_to_others_where_there_are_enough(monkeypatch):
+    for cores, runs, each in ((1, 3, 1), (2, 3, 1), (4, 3, 1), (6, 3, 1), (8, 3, 2), (16, 3, 5)):
+        monkeypatch.setattr(threads, "available", lambda cores=cores: cores)
+        assert threads.beside(runs) == each
+        side, share = hands.shared_out([tiny(s) for s in range(runs)], _load, CPU, runs, World())
+        assert side * max(share, 1) <= max(cores, 1)
+        assert (side, share) == ((1, 0) if cores == 1 else (min(3, cores), each))
+
+
+def _load(_):
+    return arrays()
+
+
+def test_only_what_bears_it_is_side_by_side(two):
+    runs = [tiny(0), tiny(1)]
+
+    def shared(execution=CPU, load=_load, world=World()):  # noqa: B008, frozen
+        return hands.shared_out(runs, load, execution, 2, world)
+
+    def missing(_):
+        raise ValueError("no such data set")
+
+    assert shared() == (two, 1)
+    assert shared(replace(CPU, deterministic=True)) == (two, 1)
+    assert shared(with_threads(2)) == (1, 0)  # one has all that there are
+    assert shared(replace(CPU, compile=True)) == (1, 0)
+    assert shared(world=World(rank=0, size=2)) == (1, 0)
+    assert shared(load=missing) == (1, 0)
+    assert shared(load=lambda _: object()) == (1, 0)  # a folder of photographs
+
+
+def test_what_runs_compute_side_by_side_is_what_each_computes_alone(tmp_path, monkeypatch, two):
+    data, step, lock = arrays(), Learner.step, threading.Barrier(2, timeout=30)
+    runs = [tiny(0), tiny(1, "mssar"), tiny(2, epochs=1)]
+    met, seen = [], set()
+
+    def watched(self, number):
+        seen.add(torch.get_num_threads())
+        if len(met) < 2:  # the first two steps wait for each other: they are taken at once
+            met.append(self)
+            lock.wait()
+        step(self, number)
+
+    monkeypatch.setattr(Learner, "step", watched)
+    outcome = fleet.train(runs, lambda _: data, CPU, tmp_path, Log(), width=3)
+    assert (outcome.left, outcome.failures) == ([], [])
+    assert met[0] is not met[1]
+    assert seen == {1}
+    assert torch.get_num_threads() == two
+    monkeypatch.setattr(Learner, "step", step)
+    for run in runs:
+        trained(run, data, tmp_path / "alone" / run.name, execution=with_threads(1))
+        assert_same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
+    assert {record.environment["threads"] for record in outcome.records} == {1}
+
+
+@pytest.mark.usefixtures("two")
+def test_a_run_that_fails_side_by_side_does_not_disturb_the_others(tmp_path, monkeypatch):
+    data, runs = arrays(), [tiny(0), tiny(1), tiny(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", poison(after=4, seed=1))
+        outcome = fleet.train(runs, lambda _: data, CPU, tmp_path, Log(), width=3)
+    assert [record.run["seed"] for record in sorted(outcome.records, key=_seed)] == [0, 2]
+    assert len(outcome.failures) == 1
+    for run in (runs[0], runs[2]):
+        trained(run, data, tmp_path / "alone" / run.name, execution=with_threads(1))
+        assert_same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
+
+
+def _seed(record):
+    return record.run["seed"]
+
+
+@pytest.mark.usefixtures("two")
+def test_a_budget_ends_runs_side_by_side_and_all_are_saved(tmp_path):
+    data, runs = arrays(), [tiny(seed, epochs=5000) for seed in range(3)]
+    begun = time.monotonic()
+    outcome = fleet.train(runs, lambda _: data, CPU, tmp_path, Log(), width=3, budget=4)
+    assert 2 < time.monotonic() - begun < 15  # a loaded machine
+    assert outcome.left == runs
+    assert outcome.short is None
+    begun = [run for run in runs if checkpoint.checkpoints(tmp_path / run.name)]
+    far = [checkpoint.newest(tmp_path / run.name, print)[0] for run in begun]
+    assert far
+    assert all((progress.epoch, progress.step) > (0, 0) for progress in far)
+
+
+def test_a_resumed_run_has_the_threads_that_it_began_with(tmp_path, monkeypatch):
+    data, run, step, used = arrays(), tiny(0), Learner.step, []
+    whole = trained(run, data, tmp_path / "whole", execution=with_threads(2))
+    assert whole.environment["threads"] == 2
+
+    def watched(self, number):
+        used.append(torch.get_num_threads())
+        step(self, number)
+
+    monkeypatch.setattr(Learner, "step", watched)
+    with opened(run, data, tmp_path / "run", execution=with_threads(2)) as training:
+        work = training.work()
+        next(work)
+        work.close()
+        training.save()
+    record = trained(run, data, tmp_path / "run")  # where torch would take one
+    assert set(used) == {2}
+    assert torch.get_num_threads() == 1
+    assert record.environment["threads"] == 2
+    assert_same(learnt(tmp_path / "run"), learnt(tmp_path / "whole"))
+
+
+def test_other_threads_than_a_run_began_with_are_refused(tmp_path):
+    with opened(tiny(0), arrays(), tmp_path, execution=with_threads(2)) as training:
+        next(training.work())
+        training.save()
+    with (
+        pytest.raises(ValueError, match="is trained with --threads 2, not 1"),
+        opened(tiny(0), arrays(), tmp_path, execution=with_threads(1)),
+    ):
+        pass
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize("kind", [{}, {"ema": 0.9}])
+def test_trying_out_leaves_no_trace(tmp_path, kind):
+    data, run = arrays(), tiny(0, "mssar", **kind)
+    tried = trained(run, data, tmp_path / "tried")
+    chosen = tried.environment["threads"]
+    assert chosen in (1, 2)
+    trained(run, data, tmp_path / "told", execution=with_threads(chosen))
+    assert_same(learnt(tmp_path / "tried"), learnt(tmp_path / "told"))
+
+
+@pytest.mark.usefixtures("two")
+def test_deterministic_runs_have_one_thread_wherever_they_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine.threads, "fastest", pytest.fail)
+    with opened(tiny(0), arrays(), tmp_path, execution=replace(CPU, deterministic=True)) as found:
+        assert found.progress.threads == 1
+
+
+@pytest.mark.parametrize("number", [-1, 513])
+def test_a_number_that_no_machine_has_is_refused(tmp_path, number):
+    with pytest.raises(ValueError, match="threads is 1 to 512"):
+        with_threads(number)
+    with opened(tiny(0), arrays(), tmp_path) as training:
+        next(training.work())
+        training.progress.threads = number
+        training.save()
+    with pytest.raises(ValueError, match="threads is 0 to 512"):
+        checkpoint.load(checkpoint.checkpoints(tmp_path)[-1])
+
+
+# --- how long it will take ---
+
+
+def estimates(monkeypatch, steps, step, between, epochs):
+    """What is said to be left after every epoch, and what then is; by a clock of our own."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tempo, said, ends = Tempo(steps), [], []
+    for epoch in range(epochs):
+        tempo.begin(0)
+        for number in range(steps):
+            now += step(epoch, number)
+            tempo.step()
+        tempo.end()
+        now += between(epoch)
+        said.append(tempo.seconds(epochs - epoch - 1))
+        ends.append(now)
+    return [(left, ends[-1] - end) for left, end in zip(said, ends, strict=True)][:-1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "step"),
+    [
+        (50, lambda epoch, number: 600 if (epoch, number) in ((0, 0), (0, 49)) else 1),  # compiled
+        (157, lambda epoch, number: 20 if epoch == 0 and number < 40 else 1),  # waited at first
+        (160, lambda _, number: 8.0 if number % 8 == 0 else 0.01),  # photographs come in bursts
+        (3, lambda epoch, number: 60 if (epoch, number) == (0, 0) else 1),
+    ],
+)
+def test_the_time_left_is_within_a_factor_of_two_after_the_first_epoch(monkeypatch, steps, step):
+    for said, left in estimates(monkeypatch, steps, step, lambda _: 3.0, 8):
+        assert left / 2 <= said <= 2 * left
+
+
+def test_the_time_left_of_a_run_whose_first_step_is_slow(tmp_path, monkeypatch):
+    step, slept = Learner.step, []
+
+    def slow(self, number):
+        if not slept:
+            slept.append(time.sleep(3.0))
+        time.sleep(0.05)
+        step(self, number)
+
+    said, passed = [], []
+
+    class Watching(Log):
+        def passed(self, run, epoch, left):  # noqa: ARG002
+            said.append(left)
+            passed.append(time.monotonic())
+
+    monkeypatch.setattr(Learner, "step", slow)
+    trained(tiny(0, epochs=5), arrays(), tmp_path, Watching())
+    for left, then in zip(said[:-1], passed[:-1], strict=True):
+        assert (passed[-1] - then) / 2 <= left <= 2 * (passed[-1] - then)
+    assert said[-1] == 0
