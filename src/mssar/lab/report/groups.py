@@ -105,8 +105,8 @@ def grouped(records: Iterable[Record]) -> list[Group]:
     anew throws away what was there. Another precision is another run."""
     found: dict[tuple[str, str], dict[int, Record]] = {}
     for record in records:
-        what = {**record.run, "seed": 0, "data": record.data["checksum"]}
-        key = json.dumps(what, sort_keys=True), str(record.execution.get("precision", ""))
+        run = {**record.run, "seed": 0, "data": record.data["checksum"]}
+        key = json.dumps(run, sort_keys=True), str(record.execution.get("precision", ""))
         later(found.setdefault(key, {}), record)
     precisions = Counter(what for what, _ in found)
     groups = []
