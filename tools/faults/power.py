@@ -26,7 +26,7 @@ from mssar.lab import lines
 from mssar.lab.data import cifar, fetch
 from mssar.lab.engine import checkpoint
 
-STATES = 600  # that are tried after a call, at most
+STATES = 200  # that are tried after a call, at most
 
 Forgotten = Callable[[Call], bool]  # what the program might have forgotten to call
 
