@@ -119,7 +119,7 @@ def test_the_network_is_not_asked(program, tmp_path):
     [
         "import socket; socket.create_connection(('127.0.0.1', 9))",
         "import socket; socket.getaddrinfo('localhost', 80)",
-        "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))",
+        "import socket as s; s.socket(s.AF_INET, s.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))",
         "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')",
         "from mssar.lab.data import fetch\nfetch.PAUSES = ()\nfetch.get('cifar100')",
         "import subprocess; subprocess.run(['true'])",
