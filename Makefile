@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types contracts unit docs serve format package faults clean
+.PHONY: demo test lint types contracts unit docs serve format package faults audit versions clean
 .DELETE_ON_ERROR:
 
 demo: .venv/lab
@@ -46,6 +46,14 @@ package: .venv/package
 faults: .venv/dev
 	$(BIN)/python tools/inject-faults --write docs/reliability.md
 
+# Known vulnerabilities of what is pinned. It asks PyPI, so it is not part of `make test`.
+audit: .venv/audit
+	tools/audit
+
+# The oldest and the newest of what is supported, each in an environment of its own; gigabytes.
+versions: .venv/nox
+	$(BIN)/nox
+
 clean:
 	rm -rf .venv .cache site dist
 
@@ -65,6 +73,14 @@ clean:
 
 .venv/package: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) build hatchling twine
+	@touch $@
+
+.venv/audit: | .venv/bin/python
+	$(PIP) pip-audit
+	@touch $@
+
+.venv/nox: | .venv/bin/python
+	$(PIP) nox
 	@touch $@
 
 .venv/browser: tools/browser | .venv/dev

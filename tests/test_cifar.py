@@ -3,6 +3,7 @@
 import os
 import pickle
 import tarfile
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from cifar_files import FORMS, Sample, tar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mssar.lab.data import cifar, places, unpack
+from mssar.lab.data import cifar, pickled, places, unpack
 from mssar.lab.data.dataset import Arrays, Split
 
 
@@ -236,7 +237,7 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path, small, form, protocol
 )
 def test_an_array_of_anything_but_bytes_is_refused(dtype):
     with pytest.raises(ValueError, match="some file is refused: it holds an array"):
-        unpack.batch(pickle.dumps({"data": np.zeros(3, dtype)}, 2), "some file")
+        pickled.batch(pickle.dumps({"data": np.zeros(3, dtype)}, 2), "some file")
 
 
 def test_what_stands_for_numpy_cannot_be_turned_against_it():
@@ -249,27 +250,81 @@ def test_what_stands_for_numpy_cannot_be_turned_against_it():
         b"(K\x01(K\x04tU\x01O\x89U\x04abcdtb",  # a dtype of its own
     ):
         with pytest.raises(ValueError, match="is refused: it holds an array"):
-            unpack.batch(b"\x80\x02}(U\x01a" + array + state + b"u.", "it")
+            pickled.batch(b"\x80\x02}(U\x01a" + array + state + b"u.", "it")
     with pytest.raises(ValueError, match="an encoding by 'rot13'"):
-        unpack.batch(
+        pickled.batch(
             b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13tR.", "it"
         )
-    # Attributes of a stand-in do not outlive the pickle that set them.
-    unpack.batch(b"\x80\x02}(U\x01acnumpy\ndtype\nN}X\x0c\x00\x00\x00__defaults__(]ts\x86bu.", "it")
-    again = unpack.batch(pickle.dumps({"a": np.arange(3, dtype="u1")}, 2), "it")
+    changed = b"}(U\x01acnumpy\ndtype\nN}X\x0c\x00\x00\x00__defaults__(]ts\x86bu."
+    with pytest.raises(ValueError, match="it changes a Named"):
+        pickled.batch(b"\x80\x02" + changed, "it")
+    again = pickled.batch(pickle.dumps({"a": np.arange(3, dtype="u1")}, 2), "it")
     assert again["a"].tolist() == [0, 1, 2]
+
+
+TWICE = b"K\x01" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(60))  # twice itself, 60 times
+BOMBS = {
+    "a memory of 32 GiB": (b"}r\xff\xff\xff\x7f.", None),
+    "a shape too long to show": (
+        b"}U\x01acnumpy.core.multiarray\n_reconstruct\n(NNNtR(K\x01"
+        + TWICE + b"cnumpy\ndtype\n(U\x02u1tR\x89U\x01atbs.",
+        "of a shape that is none",
+    ),
+    "a dtype too long to show": (b"cnumpy\ndtype\n" + TWICE + b"\x85R.", "no function"),
+    "a key too long to hash": (b"}" + TWICE + b"Ns.", "other things than names"),
+    "bytes that are not there": (b"B\xff\xff\xff\x7fa.", "truncated or damaged"),
+    "more bytes than can be": (b"\x8e" + b"\xff" * 8 + b"a.", "truncated or damaged"),
+    "a huge number": (b"\x8b\x00\x00\x10\x00" + b"\x01" * (1 << 20) + b".", "8,388,60. bits"),
+    "a deep list": (b"]" * 40_000 + b"a" * 39_999 + b".", "holds a list"),
+    "no end of lists": (b"]" * 100_002 + b".", "more than 100,000 operations"),
+    "a module's class": (b"(ios\nsystem\n.", "it asks for INST os system"),
+    "an extension": (b"\x82\x01.", "it asks for EXT1 1"),
+    "a name elsewhere": (b"Pelsewhere\n.", "it asks for PERSID elsewhere"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_pickle_does_not_become_large(name, monkeypatch):
+    monkeypatch.setattr(pickled, "OPERATIONS", 100_000)
+    raw, message = BOMBS[name]
+    tracemalloc.start()
+    try:
+        if message is None:
+            assert pickled.batch(raw, "it") == {}
+        else:
+            with pytest.raises(ValueError, match=message) as error:
+                pickled.batch(raw, "it")
+            assert len(one_line(error)) < 300
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**100), 2**100) | st.text() | st.binary(min_size=1)
+    | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(), plain), st.integers(0, pickle.HIGHEST_PROTOCOL))
+def test_plain_values_are_read_as_python_reads_them(values, protocol):
+    read = pickled.batch(pickle.dumps(values, protocol), "it")
+    assert read == values
+    assert repr(read) == repr(values)  # of the same kinds
 
 
 def test_arrays_by_columns_are_read_as_such():
     array = np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
-    assert (unpack.batch(pickle.dumps({"a": array}, 2), "it")["a"] == array).all()
+    assert (pickled.batch(pickle.dumps({"a": array}, 2), "it")["a"] == array).all()
 
 
 @given(st.binary(max_size=60), st.booleans())
 def test_rubbish_is_answered_in_one_line(rubbish, whole):
     start = pickle.dumps({"a": np.arange(3, dtype="u1")}, 2)
     try:
-        unpack.batch(rubbish if whole else start[: len(rubbish)] + rubbish, "it")
+        pickled.batch(rubbish if whole else start[: len(rubbish)] + rubbish, "it")
     except ValueError as error:
         (line,) = str(error).splitlines()
         assert line.startswith("it ")

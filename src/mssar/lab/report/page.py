@@ -11,6 +11,7 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from html import escape
 from string import Template
@@ -56,11 +57,10 @@ def html(page: Page, home: str | None = None) -> str:
     """The whole page; on a site it has a link to where that begins."""
     words = wording()
     of = words[page.kind]
-    style, theme, echarts = asset("page.css"), asset("theme.js"), asset("echarts.min.js")
-    script = "(() => {\n'use strict';\n" + "\n".join(map(asset, SCRIPTS)) + "})();\n"
+    theme, echarts, script = _scripts()
     parts = {
         "kind": page.kind,
-        "policy": policy([theme, echarts, script], style, live=page.live),
+        "policy": policy(live=page.live),
         "title": escape(page.title),
         "home": f'<a href="{escape(home)}">Documentation</a>\n' if home else "",
         "lead": marked(of["lead"]),
@@ -71,7 +71,7 @@ def html(page: Page, home: str | None = None) -> str:
         "made_how": marked(of.get("made", "")),
         "stamp": _stamp(page),
         "problems": _problems(page),
-        "style": style,
+        "style": asset("page.css"),
         "theme": theme,
         "names": _json({"names": words["names"], "kind": page.kind}),
         "data": _json(_rounded(plain(page))),
@@ -89,7 +89,8 @@ def news(page: Page) -> str:
     return _encodable(_json({"page": _rounded(plain(page)), "tables": tables(page)}))
 
 
-def policy(scripts: list[str], style: str, *, live: bool) -> str:
+@cache
+def policy(*, live: bool) -> str:
     """Only what is in the file may run or style it, and nothing is fetched but news.
 
     No 'unsafe-inline': ECharts sets styles through the DOM, which the policy leaves alone.
@@ -97,14 +98,21 @@ def policy(scripts: list[str], style: str, *, live: bool) -> str:
     return "; ".join(
         (
             "default-src 'none'",
-            f"script-src {' '.join(map(_hash, scripts))}",
-            f"style-src {_hash(style)}",
+            f"script-src {' '.join(map(_hash, _scripts()))}",
+            f"style-src {_hash(asset('page.css'))}",
             "img-src data:",
             f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}",
             "base-uri 'none'",
             "form-action 'none'",
         )
     )
+
+
+@cache
+def _scripts() -> tuple[str, str, str]:
+    """All that runs: the theme, the plotting library, and the page's own."""
+    own = "(() => {\n'use strict';\n" + "\n".join(map(asset, SCRIPTS)) + "})();\n"
+    return asset("theme.js"), asset("echarts.min.js"), own
 
 
 def tables(page: Page) -> str:
