@@ -204,6 +204,12 @@ def test_large_requests_are_not_read(opened, request_):
     assert opened.status() == 200
 
 
+def test_a_request_without_an_end_is_not_waited_for(opened, monkeypatch):
+    monkeypatch.setattr(serve, "READING", 60.0)
+    said = opened.send("GET / HTTP/1.1\r\nCookie: " + "a" * (serve.HEAD + 100), wait=20)
+    assert said.startswith(b"HTTP/1.0 431 ")
+
+
 @pytest.mark.parametrize(
     "raw",
     [
