@@ -133,7 +133,8 @@ def batch(pickled: bytes, source: str) -> dict[str, Any]:
     """
     try:
         _require_own_bytes(pickled)
-        found = _plain(_Unpickler(pickled).load(), source)
+        found = _Unpickler(pickled).load()
+        plain = _plain(found) if isinstance(found, dict) else None
     except RefusedError as refused:
         raise ValueError(f"{source} is refused: {refused}; no such data file does") from refused
     except Exception as error:  # a damaged pickle can raise nearly anything
@@ -141,12 +142,12 @@ def batch(pickled: bytes, source: str) -> dict[str, Any]:
         raise ValueError(
             f"{source} is truncated or damaged ({reason}); remove it and fetch it again"
         ) from error
-    return found
+    if plain is None:
+        raise ValueError(f"{source} holds a {type(found).__name__}, expected a dictionary")
+    return plain
 
 
-def _plain(found: object, source: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        _refuse(f"it holds a {type(found).__name__} where {source} has a dictionary")
+def _plain(found: dict[Any, Any]) -> dict[str, Any]:
     return {
         key.decode("latin1") if isinstance(key, bytes) else str(key): (
             value.array if isinstance(value, _Array) else value
