@@ -31,7 +31,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # of the contents, whatever the name; 
 
 def contents(path: Path) -> bytes:
     """A file's bytes, if they may be an image's: a pipe never ends, and memory does."""
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file() and not path.is_dir():  # which has its own error
         raise ValueError("not a regular file")
     if (size := path.stat().st_size) > LONGEST:
         raise ValueError(f"{size:,} bytes, more than any image that is read here has")
