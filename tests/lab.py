@@ -17,11 +17,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from mssar.lab.data.dataset import Arrays, Split
 from mssar.lab.engine import checkpoint
+from mssar.lab.engine.clock import Clock
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import ArraysFeed, Resident
 from mssar.lab.engine.observer import Moment
@@ -151,6 +153,21 @@ def poison(after: int, seed: int, value: float = float("nan")) -> Callable[..., 
         step(self, number)
 
     return spoilt
+
+
+@contextlib.contextmanager
+def one_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A time budget that is used up when a step was taken, however fast or slow the machine."""
+    step, taken = Learner.step, list[int]()
+
+    def counted(self: Learner, number: int) -> None:
+        step(self, number)
+        taken.append(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", counted)
+        patch.setattr(Clock, "expired", lambda *_: bool(taken))
+        yield
 
 
 @contextlib.contextmanager

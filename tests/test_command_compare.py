@@ -1,19 +1,17 @@
 """``mssar compare`` as its user meets it."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab import arrays
+from lab import arrays, one_step
 from test_cli import fail
 from test_experiments import record_of
 from typer.testing import CliRunner, Result
 
 from mssar.lab import cli, data, records, timings
 from mssar.lab.commands import compare as command
-from mssar.lab.engine.step import Learner
 from mssar.lab.run import Run
 
 DATA = arrays(20, 12, 4)
@@ -71,10 +69,8 @@ def test_what_is_recorded_beside_is_not_trained_again_and_what_is_left_goes_on(m
     for name, record in (("table3", mine), ("x", replace(other, **how)), ("y", bf16)):
         records.append(Path(f"kept/{name}.jsonl"), record)
     words = (*QUICK, "--modules", "none,simam", "--seeds", "1", "--records", str(place))
-    with monkeypatch.context() as patch:
-        step = Learner.step
-        patch.setattr(Learner, "step", lambda *words: (time.sleep(2.5), step(*words)))
-        stopped = invoke(*words, "--time-budget", "3s", status=75)
+    with one_step(monkeypatch):
+        stopped = invoke(*words, "--time-budget", "5m", status=75)
     assert "the same command goes on" in stopped.stderr
     rows = json.loads(invoke(*words, "--seconds", "0", "--json").stdout)["rows"]
     assert [(row["recalibration"], row["n"], row["ms"]) for row in rows] == [

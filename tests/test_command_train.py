@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
-from lab import arrays, learnt, poison
+from lab import arrays, learnt, one_step, poison
 from test_cli import fail
 from typer.testing import CliRunner, Result
 
@@ -52,21 +51,6 @@ def run(*words: str) -> Result:
     result = invoke(*words)
     assert result.exit_code == 0, result.output + repr(result.exception)
     return result
-
-
-@pytest.fixture
-def slow_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have steps take some seconds."""
-    step = Learner.step
-
-    def take(seconds: float = 2.5) -> None:
-        def slow(self: Learner, number: int) -> None:
-            time.sleep(seconds)
-            step(self, number)
-
-        monkeypatch.setattr(Learner, "step", slow)
-
-    return take
 
 
 def made() -> list[records.Record]:
@@ -150,14 +134,13 @@ def test_shorter_training_drops_at_the_same_shares():
     assert made()[0].run["recipe"]["drops"] == [2, 3]  # of 4, as 80 and 120 of 160
 
 
-def test_a_budget_that_is_used_up_is_status_75_and_the_rest_is_done_later(slow_steps):
+def test_a_budget_that_is_used_up_is_status_75_and_the_rest_is_done_later(monkeypatch):
     words = ("train", "resnet8", "--dataset", "cifar10", *SHORT)
-    slow_steps()
-    stopped = invoke(*words, "--time-budget", "3s")
+    with one_step(monkeypatch):
+        stopped = invoke(*words, "--time-budget", "5m")
     assert stopped.exit_code == 75
     assert "the time budget is used up; 1 run saved or waiting" in stopped.stderr
     assert made() == []
-    slow_steps(0)
     run(*words, "--resume", "--time-budget", "5m")
     assert len(made()) == 1
 
@@ -374,13 +357,12 @@ def test_reproduce_runs_what_is_missing_and_then_nothing():
 
 
 @pytest.mark.usefixtures("_quick")
-def test_reproduce_goes_on_where_its_budget_ended(slow_steps):
+def test_reproduce_goes_on_where_its_budget_ended(monkeypatch):
     words = ("reproduce", "table3", "--nets", "resnet20", "--datasets", "cifar10", "--seeds", "1")
-    slow_steps()
-    stopped = invoke(*words, "--time-budget", "3s")
+    with one_step(monkeypatch):
+        stopped = invoke(*words, "--time-budget", "5m")
     assert stopped.exit_code == 75
     assert "the same command goes on" in stopped.stderr
-    slow_steps(0)
     run(*words, "--time-budget", "5m")
     assert len(records.read(Path("records"))) == 4
 

@@ -16,11 +16,13 @@ from mssar.lab.engine.world import World
 
 
 @pytest.fixture
-def two():
-    """Threads that torch may take."""
-    torch.set_num_threads(2)
-    yield 2
-    torch.set_num_threads(1)
+def two(monkeypatch):
+    """Threads that torch may take, or says so: with two of them, where other tests have the cores,
+    steps take a hundred times as long. As torch does, every thread of Python keeps a number."""
+    kept = threading.local()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: getattr(kept, "number", 2))
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: setattr(kept, "number", number))
+    return 2
 
 
 def with_threads(number):
@@ -40,8 +42,8 @@ def with_threads(number):
 def test_the_number_that_is_quickest_is_taken(monkeypatch, seconds, chosen):
     now, used, turns = 0.0, [1], []
     monkeypatch.setattr(threads.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(threads.torch, "get_num_threads", lambda: used[0])
-    monkeypatch.setattr(threads.torch, "set_num_threads", lambda n: used.__setitem__(0, n))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: used[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: used.__setitem__(0, n))
 
     def step():
         nonlocal now
@@ -144,9 +146,10 @@ def test_a_budget_ends_runs_side_by_side_and_all_are_saved(tmp_path):
     assert all((progress.epoch, progress.step) > (0, 0) for progress in far)
 
 
-def test_a_resumed_run_has_the_threads_that_it_began_with(tmp_path, monkeypatch):
+def test_a_resumed_run_has_the_threads_that_it_began_with(tmp_path, monkeypatch, two):
     data, run, step, used = arrays(), tiny(0), Learner.step, []
-    whole = trained(run, data, tmp_path / "whole", execution=with_threads(2))
+    torch.set_num_threads(1)
+    whole = trained(run, data, tmp_path / "whole", execution=with_threads(two))
     assert whole.environment["threads"] == 2
 
     def watched(self, number):
@@ -166,6 +169,7 @@ def test_a_resumed_run_has_the_threads_that_it_began_with(tmp_path, monkeypatch)
     assert_same(learnt(tmp_path / "run"), learnt(tmp_path / "whole"))
 
 
+@pytest.mark.usefixtures("two")
 def test_other_threads_than_a_run_began_with_are_refused(tmp_path):
     with opened(tiny(0), arrays(), tmp_path, execution=with_threads(2)) as training:
         next(training.work())

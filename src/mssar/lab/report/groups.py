@@ -108,12 +108,12 @@ def grouped(records: Iterable[Record]) -> list[Group]:
         run = {**record.run, "seed": 0, "data": record.data["checksum"]}
         key = json.dumps(run, sort_keys=True), str(record.execution.get("precision", ""))
         later(found.setdefault(key, {}), record)
-    precisions = Counter(what for what, _ in found)
+    precisions = Counter(same for same, _ in found)
     groups = []
-    for (what, precision), by_seed in found.items():
+    for (same, precision), by_seed in found.items():
         ordered = tuple(by_seed[seed] for seed in sorted(by_seed))
         name = named(ordered[0].run)
-        if precisions[what] > 1:
+        if precisions[same] > 1:
             said = f"{name.recipe} precision={precision}".strip()
             name = replace(name, recipe=said)
         groups.append(Group(name, ordered[0].run, ordered))
