@@ -115,17 +115,18 @@ def taught(
     world: World, recalibration: str, folder: Path | None, pauses: int = -1, **kinds: Any
 ) -> dict[str, Any]:
     """Train a run to its end, or save and stop after some pauses."""
-    feeds.EVALUATION_BATCH = 10
     sync_bn, changes = kinds.get("sync_bn", True), kinds.get("changes", {})
     log = Log()
-    training = Training(
-        tiny(5, recalibration, **changes),
-        arrays(test=23),
-        replace(CPU, sync_bn=sync_bn),
-        folder / str(world.rank),
-        log,
-        world=world,
-    )
+    with pytest.MonkeyPatch.context() as patch:  # in this process, too, where the world is alone
+        patch.setattr(feeds, "EVALUATION_BATCH", 10)
+        training = Training(
+            tiny(5, recalibration, **changes),
+            arrays(test=23),
+            replace(CPU, sync_bn=sync_bn),
+            folder / str(world.rank),
+            log,
+            world=world,
+        )
     losses, epoch = [], training.progress.epoch
     with contextlib.closing(training):
         work = training.work()
