@@ -7,7 +7,6 @@ network is in ``ranks``.
 
 from __future__ import annotations
 
-import gc
 import random
 import sys
 import tempfile
@@ -89,11 +88,10 @@ def sailed(steps: int) -> Memory:
             pass
 
         def passed(self, *_: Any) -> None:
-            gc.collect()
             seen.append((made, _resident()))
 
     Learner.step = counted  # type: ignore[method-assign]
-    epochs, batch = 12, 8
+    epochs, batch = 8, 8
     data = arrays(max(batch, steps * batch // (WIDTH * epochs)), 8)
     runs = [tiny(seed, "mssar" if seed % 2 else "none", epochs=epochs, batch=batch, drops=())
             for seed in range(WIDTH)]  # fmt: skip
