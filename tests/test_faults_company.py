@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from faults import company, ranks  # noqa: E402
 
-from mssar.lab import lines, records  # noqa: E402
+from mssar.lab import records  # noqa: E402
 from mssar.lab.engine import lookout  # noqa: E402
 from mssar.lab.engine.fleet import _Fleet  # noqa: E402
 from mssar.lab.engine.lookout import Lookout  # noqa: E402
@@ -83,17 +83,11 @@ def test_several_processes_on_one_file():
     assert (found.wrong, found.tried) == (0, 24)
 
 
-def test_what_is_added_without_a_lock_is_missed(monkeypatch, tmp_path):
-    """What the suite counts: one that is lost, and one that is doubled."""
-    kept = records.append
-    monkeypatch.setattr(lines, "append", lambda *_, **__: None)
-    company.adding(tmp_path / "a.jsonl", "a", 2)
-    assert records.read(tmp_path / "a.jsonl") == []
-    monkeypatch.undo()
-    company.adding(tmp_path / "a.jsonl", "a", 2)
-    assert records.append is kept
-    found = Counter(record.id for record in records.read(tmp_path / "a.jsonl"))
-    assert found == Counter(["a-0", "common-0", "a-1", "common-1"])
+def test_a_process_adds_its_own_records_and_those_that_all_have_once(tmp_path):
+    for name in ("a", "b"):
+        company.adding(tmp_path / "some.jsonl", name, 2)
+    found = Counter(record.id for record in records.read(tmp_path / "some.jsonl"))
+    assert found == Counter(["a-0", "a-1", "b-0", "b-1", "common-0", "common-1"])
 
 
 def test_a_killed_process_and_the_rest_of_it(tmp_path, capsys):
