@@ -54,8 +54,8 @@ def trained(width: int, images: int, epochs: int, threads: int) -> tuple[float, 
     """Seconds of training, and the threads of a run."""
     found = data.load("arrangements")
     assert isinstance(found, Arrays)
-    part = Split(found.train.images[:images], found.train.labels[:images])
-    pictures = replace(found, train=part)
+    tests = max(1, len(found.test) * images // len(found.train))
+    pictures = replace(found, train=part(found.train, images), test=part(found.test, tests))
     recipe = varied(DEMO, epochs=epochs, drops=())
     runs = [Run(NETWORK, kind, dataset="arrangements", recipe=recipe) for kind in RECALIBRATIONS]
     with tempfile.TemporaryDirectory() as folder:
@@ -66,6 +66,10 @@ def trained(width: int, images: int, epochs: int, threads: int) -> tuple[float, 
     if outcome.failures:
         raise RuntimeError(outcome.failures[0])
     return took, outcome.records[0].environment["threads"]
+
+
+def part(whole: Split, images: int) -> Split:
+    return Split(whole.images[:images], whole.labels[:images])
 
 
 @contextmanager

@@ -4,6 +4,7 @@ that a part which fails leaves the rest."""
 import argparse
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -351,3 +352,44 @@ def test_a_fleets_goals_are_for_eight_of_them_in_graphs(load):
     others = {"net": "resnet8", "variant": "none", "mode": "compile", "count": 4, "batch": 64}
     others["stack"] = 2
     assert [fleet.goal(aimed | {key: value}) for key, value in others.items()] == [None] * 6
+
+
+# --- beside a neighbour ---
+
+
+def test_a_neighbour_is_there_while_it_is_measured_and_gone_afterwards(load):
+    busy, before = load("busy"), _children()
+    with busy.neighbour(True):
+        (child,) = _children() - before
+    assert not Path(f"/proc/{child}").exists()
+    with busy.neighbour(False):
+        assert _children() == before
+
+
+def _children():
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def test_the_shortest_times_of_each_way_are_held_against_the_goals(
+    load, monkeypatch, tmp_path, capsys
+):
+    busy, file = load("busy"), tmp_path / "busy.jsonl"
+    times = iter([9.0, 8.0, 90.0, 14.0, 8.5, 7.0, 80.0, 15.0])
+    monkeypatch.setattr(busy, "timed", lambda way, _, __: (next(times), busy.WAYS[way]))
+    assert busy.main(["--rounds", "2", "--json", str(file)]) == 0
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(r["way"], r["alone"], r["busy"]) for r in lines] == [
+        ("one by one", 8.5, 80.0),
+        ("side by side", 7.0, 14.0),
+    ]
+    said = capsys.readouterr().out
+    assert "beside a neighbour 2.00×  goal 2.5×: met" in said
+    assert "alone 0.82× as long as one by one  goal 1×: met" in said
+
+
+def test_what_is_timed_is_the_demos_training(load):
+    seconds, threads = load("busy").trained(1, 64, 1, 1)
+    assert seconds > 0
+    assert threads == 1
+    with pytest.raises(SystemExit):
+        load("busy").main(["--images", "10"])
