@@ -70,7 +70,9 @@ def settled(x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
     input or its gradient in the wrong order, without a word (seen up to torch 2.13). Inductor has
     a BN of its own.
     """
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or not x.requires_grad:
+    if torch.compiler.is_compiling() or not isinstance(x, Tensor):  # torch.fx has proxies
+        return x
+    if x.device.type != "cpu" or not x.requires_grad:
         return x
     if type(x.shape[0]) is not int or x.shape[0] != 1:  # a tracer may leave it open
         return x

@@ -36,9 +36,9 @@ def whole(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     try:
         yield part
+        sync(part)
         if path.is_file():
             part.chmod(stat.S_IMODE(path.stat().st_mode))
-        sync(part)
         part.replace(path)
     except BaseException as trouble:
         with suppress(OSError):

@@ -103,7 +103,7 @@ def reproduce(
             nets=None if nets is None else nets.split(","),
             datasets=None if datasets is None else datasets.split(","),
             seeds=seeds,
-            precision=precision,
+            precision=precision if listing else how.precision,
         )
 
     found, where = plan()

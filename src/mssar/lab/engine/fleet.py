@@ -79,7 +79,8 @@ def train(
     fleet = _Fleet(
         load, execution, folder, observer, width, muster, world, record, anew, clock, waiting
     )
-    fleet.hands, fleet.share = hands.shared_out(list(waiting), load, execution, width, world)
+    boats = -(-width // stack)
+    fleet.hands, fleet.share = hands.shared_out(list(waiting), load, execution, boats, world)
     with clock.listening(), settings(execution):
         fleet.work()
     outcome = fleet.outcome
@@ -115,6 +116,7 @@ class _Fleet:
     outcome: Outcome = field(default_factory=Outcome)
     mistakes: list[str] = field(default_factory=list)  # among the failures
     untidy: bool = False  # since a failure
+    begun: set[Run] = field(default_factory=set)  # here: what they have is not thrown away again
     resident: dict[object, Resident] = field(default_factory=dict)
     starts: Typical = field(default_factory=Typical)  # making ready and the first turn
     hands: int = 1  # that many compute at once
@@ -167,7 +169,9 @@ class _Fleet:
 
     def _round(self, sailing: list[_Boat]) -> bool:
         """A turn for everybody who has time for one, or many at once; False when nobody has."""
-        if self.hands > 1:
+        # Where time is short the others are begun when the first has had a turn, not its last one.
+        beginning = self.clock.end is not None and self.waiting and any(b.new for b in sailing)
+        if self.hands > 1 and not beginning:
             return self._side_by_side(sailing)
         moved = False
         for boat in list(sailing):
@@ -185,10 +189,12 @@ class _Fleet:
         """Turns for everybody, several at once, until one has ended or nobody has time."""
         turns = hands.Round(sailing, lambda boat: self._turn_in_time(boat, sailing))
         turns.work(self.hands)
+        for boat, _ in turns.failed:  # first: whatever happens now, what failed is not saved
+            self._leave(boat, sailing)
         for boat in turns.ended:
             self._arrive(boat, sailing)
         for boat, error in turns.failed:
-            self._lose(boat, sailing, error)
+            self._lost(boat, sailing, error)
         return turns.moved or bool(turns.failed)
 
     def _turn_in_time(self, boat: _Boat, sailing: list[_Boat]) -> bool | None:
@@ -243,7 +249,8 @@ class _Fleet:
 
     def _begin(self, run: Run, room: int) -> _Boat | None:
         directory = self.folder / run.name
-        done = finished(directory) if self.world.leads and not self.anew else None
+        anew = self.anew and run not in self.begun
+        done = finished(directory) if self.world.leads and not anew else None
         if done and done.execution.get("precision") != self.execution.precision:
             there, here = done.execution.get("precision"), self.execution.precision
             raise ValueError(
@@ -267,7 +274,7 @@ class _Fleet:
     def _training(
         self, run: Run, lane: torch.cuda.Stream | None, berth: Berth | None = None
     ) -> Training:
-        return Training(
+        made = Training(
             run,
             self.load(run.dataset),
             self.execution,
@@ -276,10 +283,12 @@ class _Fleet:
             world=self.world,
             resident=self.resident,
             lane=lane,
-            anew=self.anew,
+            anew=self.anew and run not in self.begun,
             berth=berth,
             share=self.share,
         )
+        self.begun.add(run)
+        return made
 
     def _crew(self, runs: list[Run], lane: torch.cuda.Stream | None) -> Crew | None:
         """Runs abreast; None where they cannot be, and are to be tried one by one."""
@@ -333,6 +342,9 @@ class _Fleet:
 
     def _lose(self, boat: _Boat, sailing: list[_Boat], error: Exception) -> None:
         self._leave(boat, sailing)
+        self._lost(boat, sailing, error)
+
+    def _lost(self, boat: _Boat, sailing: list[_Boat], error: Exception) -> None:
         runs = [training.run for training in boat.training.trainings]
         if len(runs) == 1:
             self.observer.failed(runs[0], self._failed(error, runs[0], sailing))

@@ -66,15 +66,16 @@ class Round(Generic[T]):
     def work(self, hands: int) -> None:
         """Until one of them has ended or failed, or there is no time for any."""
         workers = [threading.Thread(target=self._hand, daemon=True) for _ in range(hands)]
-        for worker in workers:
-            worker.start()
         try:
+            for worker in workers:
+                worker.start()
             for worker in workers:
                 worker.join()
         finally:  # an interrupt that is meant: nobody computes on behind its back
             self._over.set()
             for worker in workers:
-                worker.join()
+                if worker.ident is not None:  # it was started
+                    worker.join()
 
     def _hand(self) -> None:
         while not self._over.is_set():

@@ -56,12 +56,19 @@ class Muster:
                 break
             if other in self.alone or not other.differs_in_seed_or_data(run):
                 continue
-            if _same_sizes(self.load(other.dataset), data) and self._position(other) == place:
+            if self._fits(other, data, place):
                 found.append(other)
         for other in found:
             waiting.remove(other)
         # Those on one data set side by side: their losses are taken in one go.
         return sorted(found, key=lambda other: (other.dataset != run.dataset, other.dataset))
+
+    def _fits(self, other: Run, data: Data, place: tuple[int, int] | None) -> bool:
+        """Whether a run has as many images and as far to go."""
+        try:
+            return _same_sizes(self.load(other.dataset), data) and self._position(other) == place
+        except ValueError:  # of its data or its folder: said when its own turn comes
+            return False
 
     def berths(self, runs: Sequence[Run], resident: dict[object, Resident]) -> list[Berth]:
         """Their places in one network, each begun as it would be by itself."""
