@@ -190,7 +190,8 @@ def test_a_run_of_a_stack_goes_on_by_itself_and_runs_by_themselves_in_a_stack(tm
         assert_same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
 
 
-def test_a_loss_that_is_not_finite_takes_a_stack_apart(tmp_path, monkeypatch):
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_loss_that_is_not_finite_takes_a_stack_apart(tmp_path, monkeypatch, anew):
     """Nobody knows whose it was: each goes on from its last epoch, and one of them fails."""
     chosen, log = [tiny(seed) for seed in (0, 1, 2)], Log()
     begin = StackLearner.begin
@@ -202,7 +203,7 @@ def test_a_loss_that_is_not_finite_takes_a_stack_apart(tmp_path, monkeypatch):
         begin(self, epoch, step, lr)
 
     monkeypatch.setattr(StackLearner, "begin", spoilt)
-    outcome = sail(chosen, tmp_path, log, width=3, stack=3)
+    outcome = sail(chosen, tmp_path, log, width=3, stack=3, anew=anew)
     assert outcome.failures == []  # the fault was not the run's own
     assert any("go on from their last checkpoints, each by itself" in said for said in log.messages)
     assert [record.interruptions for record in outcome.records] == [1, 1, 1]
@@ -246,3 +247,15 @@ def test_who_diverges_fails_and_the_others_do_not(tmp_path):
 def test_stacks_that_cannot_be_are_refused(tmp_path, how, world, stack, words):
     with pytest.raises(ValueError, match=words):
         fleet.train([tiny()], lambda _: arrays(), how, tmp_path, Log(), stack=stack, world=world)
+
+
+def test_a_folder_that_cannot_be_read_is_its_own_runs_trouble(tmp_path):
+    chosen = [tiny(seed) for seed in (0, 1, 2)]
+    broken = tmp_path / chosen[2].name / "epoch-0001.safetensors"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"no checkpoint")
+    outcome = sail(chosen, tmp_path, width=3, stack=3)
+    assert [record.run["seed"] for record in outcome.records] == [0, 1]
+    assert [record.execution["stacked"] for record in outcome.records] == [2, 2]
+    (said,) = outcome.failures
+    assert str(broken.parent) in said

@@ -136,13 +136,11 @@ def _seed(record):
 def test_a_budget_ends_runs_side_by_side_and_all_are_saved(tmp_path):
     data, runs = arrays(), [tiny(seed, epochs=5000) for seed in range(3)]
     begun = time.monotonic()
-    outcome = fleet.train(runs, lambda _: data, CPU, tmp_path, Log(), width=3, budget=4)
-    assert 2 < time.monotonic() - begun < 15  # a loaded machine
+    outcome = fleet.train(runs, lambda _: data, CPU, tmp_path, Log(), width=3, budget=6)
+    assert 3 < time.monotonic() - begun < 20  # a loaded machine
     assert outcome.left == runs
     assert outcome.short is None
-    begun = [run for run in runs if checkpoint.checkpoints(tmp_path / run.name)]
-    far = [checkpoint.newest(tmp_path / run.name, print)[0] for run in begun]
-    assert far
+    far = [checkpoint.newest(tmp_path / run.name, print)[0] for run in runs]  # all were begun
     assert all((progress.epoch, progress.step) > (0, 0) for progress in far)
 
 
