@@ -267,6 +267,13 @@ def test_a_deflated_file_of_torch_save(tmp_path):
     assert "would unpack to 1,048,576 bytes" in refusal(initial.read, tmp_path / "a.pt")
 
 
+def test_bytes_in_a_file_of_torch_save(tmp_path):
+    torch.save({"a": b"x" * 300}, tmp_path / "a.pt")
+    assert "holds more than tensors" in refusal(initial.read, tmp_path / "a.pt")
+    torch.save({(1,): torch.zeros(2)}, tmp_path / "a.pt")
+    assert "a tuple is Tensor" in refusal(initial.read, tmp_path / "a.pt")
+
+
 def tar_of(member, content=b""):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:

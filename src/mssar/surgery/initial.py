@@ -7,6 +7,7 @@ import hashlib
 import pickle
 import zipfile
 from collections.abc import Mapping
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mssar.surgery.heads import head
 WRAPPERS = ("state_dict", "model")  # what others keep a state dict under
 WRAPPED = "module."  # what DistributedDataParallel puts before every name
 COUNTERS = (".num_batches_tracked", ".coordinates")  # older files have none
+BYTES = b"_codecs\nencode\n"  # how a pickle says bytes
 FEW = 3
 
 
@@ -44,12 +46,16 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def _require_stored(path: Path) -> None:
-    """torch.save compresses nothing; a small file of much is not its own."""
+    """torch.save compresses nothing and says no bytes; a small file of much does."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > path.stat().st_size:
+            entries = archive.infolist()
+        size = sum(entry.file_size for entry in entries)
+        if size > path.stat().st_size or any(entry.compress_type for entry in entries):
             raise ValueError(f"it would unpack to {size:,} bytes")
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        if content.find(BYTES) >= 0:  # one text may be asked for as bytes again and again
+            raise pickle.UnpicklingError
 
 
 def _state(found: Any, path: Path) -> dict[str, Tensor]:
@@ -60,8 +66,9 @@ def _state(found: Any, path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} holds no state dict, but {type(found).__name__}")
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
+            called = f"{name!r:.60}" if isinstance(name, str | int) else f"a {type(name).__name__}"
             raise ValueError(
-                f"{path} holds no state dict: {name!r:.60} is {type(value).__name__}; it may be "
+                f"{path} holds no state dict: {called} is {type(value).__name__}; it may be "
                 f"under {' or '.join(map(repr, WRAPPERS))}"
             )
         if not _plain(value) or value.nbytes > path.stat().st_size:
