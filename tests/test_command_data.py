@@ -40,6 +40,7 @@ def sample(monkeypatch):
 
 def test_get_prints_the_place_and_tells_the_rest_apart(tmp_path, sample, monkeypatch):
     site = Site(archive(sample))
+    monkeypatch.setattr(fetch, "SCHEMES", ("http",))  # it has no certificate
     with serving(site) as url:
         offer(monkeypatch, url, site.content)
         first = run("get", "cifar10", "--data-dir", tmp_path)
