@@ -283,6 +283,8 @@ def leave(outcome: Outcome, again: str) -> None:
         runs = f"{len(outcome.left)} run{'s' * (len(outcome.left) > 1)}"
         why = "stopped by a signal" if outcome.signal else "the time budget is used up"
         typer.echo(f"mssar: {why}; {runs} saved or waiting; {again} goes on", err=True)
+    if outcome.signal and not outcome.left and leads():
+        typer.echo("mssar: stopped by a signal; all runs had ended by then", err=True)
     if outcome.signal:
         raise typer.Exit(128 + outcome.signal)
     if outcome.failures:
