@@ -216,7 +216,7 @@ def obeyed(made: Answer, number: int, root: Path) -> str | None:
         return None
     if made.status != 128 + number or len(said) != 1 or made.err.splitlines()[-1] != said[0]:
         return f"{made.status} {made.err}"
-    began = "begins" in made.err or "goes on" in made.err
+    began = "begins" in made.err or "goes on in" in made.err
     if "stopped by a signal" in said[0] and began and not list(root.rglob("epoch-*.safetensors")):
         return f"nothing was saved: {made.err}"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import platform
 import time
 from io import BytesIO
 from itertools import count
@@ -63,7 +63,7 @@ class _File:
     def __init__(self, directory: Path, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
-        name = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        name = f"{int(time.time()):010}.{platform.node()}.{os.getpid()}.{next(_numbers)}"
         self._file = (directory / f"events.out.tfevents.{name}").open("wb", buffering=0)
         self._event(step=step, file_version="brain.Event:2")
         self._event(step=step, session_log=SessionLog(status=SessionLog.START))

@@ -89,14 +89,17 @@ def kept(world: World) -> Iterator[None]:
             if lost is not None:
                 _end(lookout, lost)
 
-    for work in (talk, look):
-        threading.Thread(target=work, daemon=True).start()
+    workers = [threading.Thread(target=work, daemon=True) for work in (talk, look)]
+    for worker in workers:
+        worker.start()
     try:
         yield
         with suppress(RuntimeError):  # nobody to tell
             lookout.leave()
     finally:
         over.set()
+        for worker in workers:  # who is still in the store when Python ends has it abort
+            worker.join(2 * PAUSE)
 
 
 def _end(lookout: Lookout, lost: int) -> None:
