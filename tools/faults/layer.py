@@ -45,7 +45,8 @@ class Strips:
 
     def spread(self, z: Tensor, size: tuple[int, int]) -> Tensor:
         sides = [len(part) for part in torch.arange(size[1]).tensor_split(z.shape[3])]
-        return z.repeat_interleave(torch.tensor(sides), 3).expand(-1, -1, *size)
+        wide = z.repeat_interleave(torch.tensor(sides), 3, output_size=sum(sides))  # compilers ask
+        return wide.expand(-1, -1, *size)
 
 
 class Given(NamedTuple):
