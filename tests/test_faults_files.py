@@ -246,9 +246,12 @@ def test_numbers_that_are_none_are_no_weights(tmp_path):
 
 
 def test_an_infinite_mask_of_a_network_stays_allowed():
-    net = mssar.create_model("resnet8")
-    net.register_buffer("mask", torch.full((2, 2), -torch.inf))
-    initial.fit(net, net.state_dict(), "a")
+    net, other = mssar.create_model("resnet8"), mssar.create_model("resnet8")
+    for one in (net, other):
+        one.register_buffer("mask", torch.full((2, 2), -torch.inf))
+    initial.fit(net, other.state_dict(), "a")
+    assert net.mask.isneginf().all()
+    assert torch.equal(net.conv1.weight, other.conv1.weight)
 
 
 @pytest.mark.parametrize(

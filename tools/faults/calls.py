@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from faults.exchange import exchanged
+
 CREATES = os.O_CREAT | os.O_TRUNC
 CHANGES = CREATES | os.O_WRONLY | os.O_RDWR
 
@@ -224,11 +226,5 @@ def watched(root: Path, watcher: Watcher) -> Iterator[None]:
     for name, function in mine.items():
         real[f"os.{name}"] = getattr(os, name)
         patches.append((os, name, function))
-    before = [(place, name, getattr(place, name)) for place, name, _ in patches]
-    for place, name, function in patches:
-        setattr(place, name, function)
-    try:
+    with exchanged(patches):
         yield
-    finally:
-        for place, name, function in before:
-            setattr(place, name, function)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from faults.exchange import exchanged
 from mssar.lab.data import cifar, fetch
 from mssar.lab.data.cifar import Layout
 from mssar.lab.data.dataset import Split
@@ -95,11 +96,5 @@ def installed(url: str = "https://127.0.0.1/nowhere.tar.gz") -> Iterator[None]:
         (fetch, "PIECE", 4096),
         (fetch, "PAUSES", (0.01, 0.01)),
     ]
-    before = [(place, name, getattr(place, name)) for place, name, _ in changes]
-    for place, name, value in changes:
-        setattr(place, name, value)
-    try:
+    with exchanged(changes):
         yield
-    finally:
-        for place, name, value in before:
-            setattr(place, name, value)
