@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from device import never_waiting
 from lab import CPU, Log, arrays, learnt, timeless, tiny
 from PIL import Image
 from torch import Tensor
@@ -216,12 +217,9 @@ def test_a_step_never_waits():
         learner = Learner(run.build(4), feed, run.recipe, how, World())
         learner.begin(0, 0, 0.1)
         learner.step(0)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with never_waiting():
             for step in range(1, 10):
                 learner.step(step)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     assert int(learner.counter) == 10
     assert learner.losses[:10].isfinite().all()

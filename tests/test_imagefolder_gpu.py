@@ -44,9 +44,10 @@ FILES = [encoded(picture(i), quality=95) for i in range(12)] + [
 @pytest.fixture
 def folder(tmp_path):
     for split in ("train", "val"):
-        (tmp_path / split / "one").mkdir(parents=True)
-        for number, data in enumerate(FILES):
-            (tmp_path / split / "one" / f"{number:02}.jpg").write_bytes(data)
+        for name, numbers in (("one", range(9)), ("two", range(9, len(FILES)))):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in numbers:
+                (tmp_path / split / name / f"{number:02}.jpg").write_bytes(FILES[number])
     return open_folder(tmp_path)
 
 
