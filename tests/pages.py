@@ -105,7 +105,7 @@ def row(network: str, recalibration: str, dataset: str = "cifar10", **changes: A
 def open_row(network: str, recalibration: str, dataset: str = "cifar10", **changes: Any) -> Row:
     """Not run yet."""
     of = row(network, recalibration, dataset)
-    claim = of.claim and replace(of.claim, gain=None, spread=None, verdict="open")
+    claim = of.claim and replace(of.claim, gain=None, margin=None, verdict="open")
     empty: dict[str, Any] = {"mean": None, "spread": None, "n": 0, "difference": None, "runs": ()}
     return replace(of, claim=claim, **(empty | changes))
 
@@ -238,7 +238,7 @@ def reproduction() -> Page:
     few = ("resnet20", "resnet56")
     first = [row(network, kind) for network in few for kind in GAIN]
     first[1] = replace(first[1], spread=None, n=1, runs=first[1].runs[:1])
-    first[1] = replace(first[1], claim=replace(first[1].claim, verdict="unclear", spread=None))  # type: ignore[type-var]
+    first[1] = replace(first[1], claim=replace(first[1].claim, verdict="unclear", margin=None))  # type: ignore[type-var]
     first[4] = open_row("resnet56", "se")
     first[5] = replace(first[5], remark="The paper's text and its table differ by 0.1.")
     many = [
@@ -282,7 +282,7 @@ def demo() -> Page:
     rows = [replace(r, runs=r.runs[:1], mean5=0.2) for r in rows]
     rows = [
         replace(
-            r, claim=r.claim and replace(r.claim, published=None, spread=None, verdict="unclear")
+            r, claim=r.claim and replace(r.claim, published=None, margin=None, verdict="unclear")
         )
         for r in rows
     ]

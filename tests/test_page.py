@@ -137,7 +137,7 @@ def test_tables_say_it_in_words() -> None:
     assert "8.67 ± 0.21 (n=3)" in plain[0]
     assert "8.17 (n=1)" in plain[1]
     assert "too few runs to say" in plain[1]
-    assert "holds beyond the spread" in plain[2]
+    assert "holds, beyond chance" in plain[2]
     assert "0.90 ± 0.31 below resnet20 none; published: 1.00" in plain[2]
     assert plain[4].count("not run yet") == 2
     assert "3 more runs would give every row three seeds." in text

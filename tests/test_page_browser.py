@@ -134,7 +134,7 @@ def test_tables_can_be_read_without_scripts(show: Any) -> None:
     tab = show(of, java_script_enabled=False)
     text = tab.locator("body").inner_text()
     assert "8.67 ± 0.21 (n=3)" in text
-    assert "holds beyond the spread" in text
+    assert "holds, beyond chance" in text
     assert "scripts are off" in text
     assert tab.locator("table").count() == len(of.tables)
     assert tab.locator(".figure:visible").count() == 0

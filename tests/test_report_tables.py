@@ -3,7 +3,8 @@
 import json
 from dataclasses import replace
 from math import hypot
-from statistics import stdev
+from random import Random
+from statistics import fmean, stdev
 
 import pytest
 from test_experiments import ILSVRC, TABLE3, numbers, record_of, run_of
@@ -15,6 +16,7 @@ from mssar.lab.report import tables
 from mssar.lab.report.collect import Collection
 from mssar.lab.report.findings import claims, comparison, coverage
 from mssar.lab.report.groups import claim, grouped, named, provenance
+from mssar.lab.report.welch import margin, quantile
 
 
 def some(errors, **run):
@@ -47,12 +49,14 @@ def row(found, network, recalibration, dataset="cifar10", options=""):
         ([], [9.0, 9.0], "open"),
     ],
 )
-def test_a_claim_holds_only_beyond_the_spread(ours, theirs, verdict):
+def test_a_claim_holds_only_beyond_chance(ours, theirs, verdict):
     a, b = some(ours, recalibration="mssar"), some(theirs)
     made = claim("none", a, b, 1.0)
     assert made.verdict == verdict
     if verdict in ("holds", "reversed", "none"):
-        assert made.spread == pytest.approx(hypot(stdev(ours), stdev(theirs)))
+        # Two groups of three with equal spreads have four degrees of freedom.
+        t = 2.776445 if stdev(ours) else 0.0
+        assert made.margin == pytest.approx(t * hypot(stdev(ours), stdev(theirs)) / 3**0.5)
     if ours:
         assert made.gain == pytest.approx(sum(theirs) / len(theirs) - sum(ours) / len(ours))
 
@@ -176,7 +180,7 @@ def test_findings_say_what_the_numbers_say():
     (said,) = claims(made)
     begins = "resnet20 on CIFAR-10: with MS-SAR the error is 0.90 points lower than without "
     begins += "recalibration (published: 1.00 lower)"
-    assert said == f"{begins}, beyond the spread over seeds of 0.22 (n=3)."
+    assert said == f"{begins} (95 % interval ± 0.42, n=3), more than chance."
     (said,) = claims(tables.paper_tables([*recorded[:2], *recorded[3:5]]))
     assert said == f"{begins}; with so few runs (here 2) that may be chance."
     (cover,) = coverage(made)
@@ -185,7 +189,7 @@ def test_findings_say_what_the_numbers_say():
     assert "0.20 points higher than without" in claims(tables.paper_tables(worse))[0]
     same = some([8.0, 8.1, 8.2]) + some([8.1, 8.2, 8.0], recalibration="mssar")
     said = claims(tables.paper_tables(same))[0]
-    assert said.endswith("within the spread over seeds of 0.14 (n=3): no difference.")
+    assert said.endswith("(95 % interval ± 0.23, n=3): no difference that could not be chance.")
     assert claims(tables.paper_tables([])) == []
 
 
@@ -197,7 +201,7 @@ def test_the_demo_claims_no_more_than_its_runs_allow():
     assert said([5.2], [4.4])[0] == "no recalibration: 5.20 % of the test pictures wrong (one run)."
     assert said([5.2], [4.4])[-1].startswith("From one run of MS-SAR nothing can be said about")
     assert said([5.2] * 3, [4.4] * 2)[-1].startswith("From 2 runs of MS-SAR nothing can be said")
-    assert "no difference beyond the spread" in said([5.2, 4.6, 5.0], [4.4, 4.9, 5.1])[-1]
+    assert "no difference that could not be chance" in said([5.2, 4.6, 5.0], [4.4, 4.9, 5.1])[-1]
     assert "ahead of no recalibration" in said([5.2, 5.1, 5.3], [4.4, 4.5, 4.6])[-1]
     assert "behind no recalibration" in said([4.2, 4.1, 4.3], [5.4, 5.5, 5.6])[-1]
     assert comparison(tables.own_table("demo", "", "", grouped(Collection().records))) == []
@@ -226,3 +230,32 @@ def test_another_precision_is_another_run():
     for precision, seeds in ((None, [1]), ("bf16", [1]), ("fp32", []), ("tf32", [0, 1])):
         cell = plan_for(["table3"], [*half, *exact], precision=precision, **asked).cells[0]
         assert [run.seed for run in cell.missing] == seeds
+
+
+# Student's two-sided 95 % quantiles as statistical tables print them.
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 12.706), (2, 4.303), (4, 2.776), (10, 2.228), (30, 2.042), (1e6, 1.960)]
+)
+def test_quantiles_are_those_of_the_tables(freedom, t):
+    assert quantile(0.975, freedom) == pytest.approx(t, abs=5e-4)
+
+
+def test_one_exact_side_leaves_the_other_sides_interval():
+    """With no spread on one side Welch's is Student's interval of the other's mean."""
+    assert margin(0.3, 5, 0.0, 3) == pytest.approx(2.776445 * 0.3 / 5**0.5)
+    assert margin(0.0, 3, 0.3, 5) == margin(0.3, 5, 0.0, 3)
+    assert margin(0.0, 3, 0.0, 3) == 0
+
+
+def test_the_interval_holds_the_true_difference_as_often_as_it_says():
+    draw = Random(0)
+
+    def sample(n, spread):
+        return [draw.gauss(0, spread) for _ in range(n)]
+
+    missed = 0
+    for _ in range(4000):
+        a, b = sample(3, 0.1), sample(4, 0.4)
+        chance = margin(stdev(a), len(a), stdev(b), len(b))
+        missed += abs(fmean(a) - fmean(b)) > chance
+    assert 0.03 < missed / 4000 < 0.065

@@ -12,7 +12,7 @@ from typing import Any, Literal
 ORDER = ("none", "se", "eca", "cbam", "coord", "ela", "ge", "simam", "mssar")
 
 Verdict = Literal["holds", "none", "reversed", "unclear", "open"]
-# beyond the spread · within it · the other way round, beyond it · one run only · not yet run
+# beyond chance · within it · the other way round, beyond it · one run only · not yet run
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Claim:
     against: str  # the other cell, as in "resnet20 none"
     published: float | None  # how much lower, in points
     gain: float | None  # ours
-    spread: float | None  # of our gain
+    margin: float | None  # of our gain: half of Welch's 95 % interval
     verdict: Verdict
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from mssar.lab.report.content import Claim, Compared, Comparison, Row, Table
 from mssar.lab.report.phrases import plus_minus, spelt
+from mssar.lab.report.welch import margin
 
 DATA = {
     "cifar10": "CIFAR-10",
@@ -35,11 +35,12 @@ def _finding(row: Row, claim: Claim, gain: float) -> str:
     )
     if claim.published is not None:
         said += f" (published: {claim.published:.2f} lower)"
-    if claim.spread is None:
+    if claim.margin is None:
         return f"{said}; with so few runs (here {row.n}) that may be chance."
-    within = abs(gain) <= claim.spread
-    spread = f"the spread over seeds of {claim.spread:.2f} (n={row.n})"
-    return f"{said}, {'within' if within else 'beyond'} {spread}{': no difference' * within}."
+    interval = f"95 % interval ± {claim.margin:.2f}, n={row.n}"
+    if abs(gain) <= claim.margin:
+        return f"{said} ({interval}): no difference that could not be chance."
+    return f"{said} ({interval}), more than chance."
 
 
 def coverage(made: Sequence[Table]) -> list[str]:
@@ -76,7 +77,7 @@ def compared(of: Comparison) -> list[str]:
     close = [row for row in by_error[1:] if not _apart(row, best)]
     if close:
         names = ", ".join(_with_error(row) for row in close)
-        found.append(f"No further from that than the spread over seeds, or of one run: {names}.")
+        found.append(f"No further from that than chance may be, or of one run: {names}.")
     timed = sorted((row for row in of.rows if row.ratio), key=lambda row: row.ratio or 0)
     if len(timed) > 1:
         said = ", ".join(f"{spelt(row.recalibration)} {row.ratio:.2f}" for row in timed)
@@ -89,18 +90,20 @@ def _with_error(row: Compared) -> str:
 
 
 def _apart(row: Compared, best: Compared) -> bool:
-    """Whether two rows differ by more than their spread; unknown counts as no."""
+    """Whether two rows differ by more than chance; unknown counts as no."""
     if row.spread is None or best.spread is None:
         return False
-    return row.mean - best.mean > math.hypot(row.spread, best.spread)
+    return row.mean - best.mean > margin(row.spread, row.n, best.spread, best.n)
 
 
 def _verdict(row: Row, claim: Claim) -> list[str]:
     runs = "one run" if row.n == 1 else f"{row.n} runs"
     said = {
-        "holds": "MS-SAR is ahead of no recalibration by more than the spread over seeds.",
-        "reversed": "MS-SAR is behind no recalibration by more than the spread over seeds.",
-        "none": "Between MS-SAR and no recalibration there is no difference beyond the spread.",
+        "holds": "MS-SAR is ahead of no recalibration by more than chance (95 % interval).",
+        "reversed": "MS-SAR is behind no recalibration by more than chance (95 % interval).",
+        "none": (
+            "Between MS-SAR and no recalibration there is no difference that could not be chance."
+        ),
         "unclear": (
             f"From {runs} of MS-SAR nothing can be said about small differences; "
             "`mssar demo --seeds 3` makes three of each."

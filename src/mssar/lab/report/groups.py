@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.recipes import UNWRITTEN
 from mssar.lab.records import Record, later
 from mssar.lab.report.content import Claim, Verdict
+from mssar.lab.report.welch import margin
 from mssar.lab.run import Run, text_of, usual_recipe
 
 ENOUGH = 3  # runs of either side, to judge by their spread; the paper's own number
@@ -123,16 +123,17 @@ def grouped(records: Iterable[Record]) -> list[Group]:
 def claim(
     against: str, ours: Iterable[Record], theirs: Iterable[Record], published: float | None
 ) -> Claim:
-    """Whether some runs have a lower error than others, beyond the spread over seeds."""
+    """Whether some runs have a lower error than others, beyond what seeds do by chance."""
     ours, theirs = list(ours), list(theirs)
     if not ours or not theirs:
         return Claim(against, published, None, None, "open")
     gain = fmean(r.error for r in theirs) - fmean(r.error for r in ours)
     if min(len(ours), len(theirs)) < ENOUGH:
         return Claim(against, published, gain, None, "unclear")
-    spread = math.hypot(stdev(r.error for r in ours), stdev(r.error for r in theirs))
-    verdict: Verdict = "none" if abs(gain) <= spread else "holds" if gain > 0 else "reversed"
-    return Claim(against, published, gain, spread, verdict)
+    spreads = [stdev(r.error for r in side) for side in (ours, theirs)]
+    chance = margin(spreads[0], len(ours), spreads[1], len(theirs))
+    verdict: Verdict = "none" if abs(gain) <= chance else "holds" if gain > 0 else "reversed"
+    return Claim(against, published, gain, chance, verdict)
 
 
 def provenance(record: Record) -> dict[str, str]:

@@ -247,9 +247,9 @@ def _claim(claim: Claim) -> str:
     verdict = f'<span class="verdict" data-verdict="{claim.verdict}"><span aria-hidden="true">'
     said = []
     if claim.gain is not None:
-        spread = "" if claim.spread is None else f" ± {claim.spread:.2f}"
+        margin = "" if claim.margin is None else f" ± {claim.margin:.2f}"
         below = "below" if claim.gain >= 0 else "above"
-        said.append(f"{abs(claim.gain):.2f}{spread} {below} {escape(_named(claim.against))}")
+        said.append(f"{abs(claim.gain):.2f}{margin} {below} {escape(_named(claim.against))}")
     else:
         said.append(f"against {escape(_named(claim.against))}")
     if claim.published is not None:
