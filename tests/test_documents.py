@@ -11,14 +11,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
-from statistics import fmean, stdev
 from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 import torch
-
-from mssar.lab import records, timings
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -244,56 +241,6 @@ def test_tables_of_counts_are_exact(counts: dict[str, tuple[int, int]]) -> None:
         _, _, params, _, macs, _ = row(name, "none")
         _, _, more_params, percent, more_macs, macs_percent = row(name, "mssar")
         assert cells == [params, more_params, percent, macs, more_macs, macs_percent], name
-
-
-def test_times_are_those_that_were_recorded() -> None:
-    measured = timings.read(ROOT / "records/timings/h200.jsonl")
-    ratios = {
-        (t.network, t.recalibration): timings.ratio(t, measured)
-        for t in measured
-        if t.what == "training"
-    }
-    nets = ("resnet20", "resnet56", "densenet100")
-    ours, theirs = ([f"{ratios[net, kind]:.2f}" for net in nets] for kind in ("mssar", "se"))
-    brief = README.read_text("utf-8")
-    found = re.search(r"\*\*What a step cost before the kernels\.\*\*(.*)", brief)
-    assert found
-    assert re.findall(r"\d\.\d\d", found[1]) == ours + theirs
-
-
-def test_results_are_those_of_the_records() -> None:
-    found = records.read(ROOT / "records")
-    chosen = {
-        kind: [
-            r
-            for r in found
-            if (r.run["network"], r.run["dataset"], r.run["seed"]) in RESULTS
-            and r.run["recalibration"] == kind
-            and r.run["options"].get("reduction", 1) == 1
-        ]
-        for kind in ("none", "mssar")
-    }
-    assert {len(runs) for runs in chosen.values()} == {2}
-    row = r"^\| (\d+) \|" + r" ([\d.]+) \|" * 4 + "$"
-    shown = re.findall(row, (ROOT / "docs/training.md").read_text("utf-8"), re.MULTILINE)
-    assert len(shown) == 8
-    for number, *cells in shown:
-        epochs = [[r.epochs[int(number) - 1] for r in runs] for runs in chosen.values()]
-        means = [
-            f"{fmean(getattr(epoch, name) for epoch in some):.2f}"
-            for some in epochs
-            for name in ("train_error", "test_error")
-        ]
-        assert cells == means, f"epoch {number}"
-    errors = {kind: [r.error for r in runs] for kind, runs in chosen.items()}
-    brief = README.read_text("utf-8")
-    for name, kind in (("none", "none"), ("MS-SAR", "mssar")):
-        cells = [f"{error:.2f}" for error in (*errors[kind], fmean(errors[kind]))]
-        assert f"| {name} | {' | '.join(cells)} |" in brief
-        assert f"{fmean(errors[kind]):.2f} ± {stdev(errors[kind]):.2f} %" in brief
-
-
-RESULTS = {("resnet20", "cifar10", seed) for seed in (0, 1)}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
