@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mssar.lab.report.content import Claim, Compared, Comparison, Row, Table
-from mssar.lab.report.phrases import plus_minus, spelt
+from mssar.lab.report.phrases import plus_minus, spelt, wording
 from mssar.lab.report.welch import margin
 
 DATA = {
@@ -31,16 +31,16 @@ def _finding(row: Row, claim: Claim, gain: float) -> str:
     other = "without recalibration" if claim.against == "none" else f"with {claim.against}"
     said = (
         f"{what} on {DATA.get(row.dataset, row.dataset)}: with MS-SAR the error is "
-        f"{abs(gain):.2f} points {'higher' if gain < 0 else 'lower'} than {other}"
+        f"{plus_minus(abs(gain), claim.margin)} points {'higher' if gain < 0 else 'lower'} "
+        f"than {other}"
     )
-    if claim.published is not None:
-        said += f" (published: {claim.published:.2f} lower)"
+    sources = [] if claim.margin is None else [f"95 % interval, n={row.n}"]
+    sources += [] if claim.published is None else [f"published: {claim.published:.2f} lower"]
+    said += f" ({'; '.join(sources)})" if sources else ""
     if claim.margin is None:
-        return f"{said}; with so few runs (here {row.n}) that may be chance."
-    interval = f"95 % interval ± {claim.margin:.2f}, n={row.n}"
-    if abs(gain) <= claim.margin:
-        return f"{said} ({interval}): no difference that could not be chance."
-    return f"{said} ({interval}), more than chance."
+        return f"{said}. From {row.n} of each nothing can be said."
+    verdict = "may be chance" if abs(gain) <= claim.margin else "is more than chance"
+    return f"{said}. That {verdict}."
 
 
 def coverage(made: Sequence[Table]) -> list[str]:
@@ -66,7 +66,8 @@ def comparison(table: Table) -> list[str]:
             f"of the test pictures wrong ({runs})."
         )
     ours = next((row for row in table.rows if row.recalibration == "mssar" and row.claim), None)
-    return found if ours is None or ours.claim is None else [*found, *_verdict(ours, ours.claim)]
+    found += [] if ours is None or ours.claim is None else _verdict(ours, ours.claim)
+    return [*found, wording()["demo"]["headline"]] if found else []
 
 
 def compared(of: Comparison) -> list[str]:
