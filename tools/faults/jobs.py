@@ -1,7 +1,7 @@
 """Commands that write something, and what must be true of it, whatever befell them.
 
 Each is known by what it makes undisturbed: ``sound`` holds at any time, ``done`` when the command
-was run again and came to its end.
+came to its end with a status of 0, ``tidy`` when nothing befell it then.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Job:
     prepare: Callable[[Path], None]
     sound: Look
     done: Look
+    tidy: Look = lambda _: None
 
 
 def answer(crew: Crew, job: Job, root: Path, **fate: Any) -> Answer:
@@ -220,14 +221,15 @@ class Known:
             return "half a data set is taken for a whole one" if half else None
 
         def done(root: Path) -> str | None:
-            if not samples.are_whole(root / "sets"):
-                return "the data set is not whole"
+            return None if samples.are_whole(root / "sets") else "the data set is not whole"
+
+        def tidy(root: Path) -> str | None:
             left = {p.name for p in (root / "sets").iterdir()}
             left -= {".cifar10.lock", samples.layout().forms[0].folder}
             return f"{left} are left" if left else None
 
         words = ["data", "get", "cifar10", "--data-dir", "sets"]
-        return Job("data get", words, lambda _: None, sound, done)
+        return Job("data get", words, lambda _: None, sound, done, tidy)
 
 
 def _undated(file: Path) -> bytes:
