@@ -77,7 +77,7 @@ class Known:
 
     def training(self, *more: str) -> Job:
         words = [*TRAIN.split(), "--seed", "0,1", *self.data, *more]
-        return Job("train", words, lambda _: None, self._sound_runs, self._same_runs)
+        return Job("train", words, lambda _: None, self._sound_runs, self.same_runs)
 
     def recording(self) -> Job:
         """Runs that are finished, and a file of records that lacks one of them."""
@@ -92,7 +92,7 @@ class Known:
                 return "the record that was there is lost"
             return self._sound_runs(root)
 
-        return Job("record", self.training().words, prepare, sound, self._same_runs)
+        return Job("record", self.training().words, prepare, sound, self.same_runs)
 
     def _sound_runs(self, root: Path) -> str | None:
         """What has a name can be read, and is what it was in the undisturbed run."""
@@ -109,7 +109,7 @@ class Known:
         ids = [record.id for record in records.read(runs / "records.jsonl")]
         return "a record is there twice" if len(set(ids)) < len(ids) else None
 
-    def _same_runs(self, root: Path) -> str | None:
+    def same_runs(self, root: Path) -> str | None:
         if trouble := self._sound_runs(root):
             return trouble
         found = {record.id: record for record in records.read(root / "runs" / "records.jsonl")}
