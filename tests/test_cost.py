@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import threading
 
 import numpy as np
 import pytest
@@ -187,6 +188,32 @@ def test_shared_modules_and_tensors_keep_their_numbers():
     assert mssar.cost(model, (4, 5, 5)).macs == 3 * 16 * 25
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+class Within(nn.Module):
+    """In whose midst another network of its kind runs in another thread."""
+
+    def __init__(self, other: nn.Module | None = None) -> None:
+        super().__init__()
+        self.conv, self.others = nn.Conv2d(3, 4, 1), [other]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.others[0] is not None:
+            image = torch.ones(1, 3, 2, 2)
+            thread = threading.Thread(target=lambda: self.others[0](image).sum().backward())
+            thread.start()
+            thread.join()
+        return self.conv(x)
+
+
+def test_networks_in_other_threads_are_not_counted():
+    """Nor do they take a module for one that was left: runs are trained side by side."""
+    plain = nn.Sequential(Within(), nn.Conv2d(4, 5, 1))
+    alone = mssar.cost(plain, (3, 6, 7))
+    assert [e.macs for e in alone.modules] == [12 * 42, 12 * 42, 20 * 42]
+    beside = mssar.cost(nn.Sequential(Within(plain), nn.Conv2d(4, 5, 1)), (3, 6, 7))
+    assert beside == alone
+    assert plain[1].weight.grad is not None
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 from lab import CPU, Log, arrays, assert_same, learnt, opened, poison, tiny, trained
-from torch import Tensor
+from torch import Tensor, nn
 
 from mssar.lab.engine import checkpoint, failure, fleet
 from mssar.lab.engine import training as engine
 from mssar.lab.engine.failure import DivergedError
 from mssar.lab.engine.step import Learner
 from mssar.lab.run import Run
+from mssar.surgery import foreign
 
 
 def fleet_of(runs: list[Run], folder: Path, log: Log, **kinds: Any) -> fleet.Outcome:
@@ -196,9 +197,43 @@ def test_a_folder_that_cannot_be_used_costs_only_its_run(tmp_path):
     outcome = fleet_of(runs, tmp_path, Log(), width=2)
     assert [r.run["seed"] for r in outcome.records] == [1, 2]
     (reason,) = outcome.failures
-    assert "can be read; --restart begins anew" in reason
+    assert reason.endswith("can be read; --restart begins anew")  # and not: nothing was saved yet
     with pytest.raises(ValueError, match=f"^no checkpoint in {spoilt.parent} can be read"):
         fleet_of(runs[:1], tmp_path, Log())
+
+
+def test_what_is_said_to_be_kept_is_whole_and_of_the_run(tmp_path):
+    run, other = tiny(0, epochs=3), tiny(1)
+    assert failure.kept(run, tmp_path / "none") == "; nothing was saved yet"
+    trained(run, arrays(), tmp_path)
+    before, last = checkpoint.checkpoints(tmp_path)
+    assert failure.kept(run, tmp_path) == f"; {last} is the last good checkpoint"
+    assert failure.kept(other, tmp_path) == ""
+    last.write_bytes(last.read_bytes()[:-1])
+    assert failure.kept(run, tmp_path) == f"; {before} is the last good checkpoint"
+    before.write_bytes(b"x")
+    assert failure.kept(run, tmp_path) == ""
+
+
+def test_a_network_that_begins_with_what_is_not_finite_is_named(tmp_path, monkeypatch):
+    """And is not said to have diverged after its first epoch."""
+    build = foreign.build
+
+    def masked(*what: object, **how: object) -> nn.Module:
+        made = build(*what, **how)
+        made.register_buffer("aside", torch.tensor([math.inf]), persistent=False)
+        if masked.persistent:
+            made.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+        return made
+
+    monkeypatch.setattr(foreign, "build", masked)
+    masked.persistent = True
+    for stack in (1, 2):
+        with pytest.raises(ValueError, match=r"^resnet8 begins with a mask that is not finite"):
+            fleet_of([tiny(0), tiny(1)], tmp_path, Log(), width=2, stack=stack)
+    assert list(tmp_path.iterdir()) == []
+    masked.persistent = False
+    assert fleet_of([tiny(0, epochs=1)], tmp_path, Log()).failures == []
 
 
 def test_a_full_disk_is_everybodys_and_all_that_can_be_saved_is(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import stat
 import sys
 from pathlib import Path
 
@@ -76,6 +77,26 @@ def test_every_call_of_a_write_may_fail(tmp_path, code):
                 assert not list(folder.rglob("*.part"))
             write_whole(file, b"after")
             assert file.read_bytes() == b"after"
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "link"])
+def test_what_is_no_file_is_not_replaced(tmp_path, kind):
+    """As root, /dev/null would be an ordinary file for everybody afterwards."""
+    path = tmp_path / "place"
+    if kind == "device":
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("only root makes devices")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/null")
+    before = path.lstat()
+    with pytest.raises(ValueError, match="place is a device or a pipe, and not replaced"):
+        write_whole(path, b"something")
+    assert path.lstat() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_calls_are_seen_however_they_are_made(tmp_path):

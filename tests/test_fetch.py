@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cifar_files import Sample, tar
+from filelock import FileLock
 from test_cifar import HOSTILE
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+from faults.calls import Fail, Watcher, watched
 
 from mssar.lab.data import cifar, fetch, npm
 from mssar.lab.data.fetch import Source
@@ -419,6 +425,49 @@ def test_what_a_killed_process_left_is_cleared(root, sample, site):
     fetch.get("cifar10", root)
     assert site.requests == [None]
     assert_whole(root, sample)
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.usefixtures("site")
+def test_what_could_not_be_taken_away_the_next_takes_away(root, sample, code):
+    """Whichever call of the clean-up fails first, once or from then on."""
+    calls = Watcher()
+    with watched(root.parent, calls):
+        fetch.get("cifar10", root)
+    kinds = [call.kind for call in calls.calls]
+    moved = len(kinds) - kinds[::-1].index("replace") + 1  # and its folder's sync
+    assert kinds[moved:] == ["rmdir", "unlink"]
+    for number in range(moved + 1, len(kinds) + 1):
+        shutil.rmtree(root)
+        said = []
+        with watched(root.parent, Fail(number, code)):
+            place = fetch.get("cifar10", root, say=said.append)
+        assert place == root / FOLDER
+        assert all(line.endswith(os.strerror(code)) for line in said)
+        assert len(said) == len(left(root) - {FOLDER})
+        assert said or code == errno.EIO  # once failed, the folder is tried again
+        fetch.get("cifar10", root)
+        assert_whole(root, sample)
+
+
+@pytest.mark.usefixtures("site")
+def test_what_another_process_uses_is_left_to_it(root, sample):
+    fetch.get("cifar10", root)
+    (root / PART).write_bytes(b"of another")
+    with FileLock(root / ".cifar10.lock"):
+        fetch.get("cifar10", root)
+    assert left(root) == {FOLDER, PART}
+    fetch.get("cifar10", root)
+    assert_whole(root, sample)
+
+
+def test_what_is_in_the_way_is_named(root, site):
+    root.mkdir()
+    (root / ".cifar10.unpacking").write_bytes(b"a file")
+    with pytest.raises(NotADirectoryError) as error:
+        fetch.get("cifar10", root)
+    assert error.value.filename == root / ".cifar10.unpacking"
+    assert site.requests == []
 
 
 def test_two_at_once_fetch_it_once(root, sample, site):

@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+import tarfile
 from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
@@ -206,12 +207,45 @@ def test_a_file_is_never_executed():
         with pytest.raises(ValueError, match=r"trap.pth holds more than tensors, and to unpickle"):
             initial.read(Path("trap.pth"))
     assert not Path("sprung").exists()
-    Path("old.pt").write_bytes(pickle.dumps(3)[:-1])
-    with pytest.raises(ValueError, match=r"old.pt (is no file of torch.save|holds more)"):
-        initial.read(Path("old.pt"))
     torch.save({"epoch": 3}, "other.pt")
     with pytest.raises(ValueError, match=r"other.pt holds no state dict: 'epoch' is int"):
         initial.read(Path("other.pt"))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_files_of_torch_save_are_read_by_pieces(zipped, monkeypatch):
+    torch.save({"w": torch.ones(2, 3)}, "net.pth", _use_new_zipfile_serialization=zipped)
+    for piece in range(1, len(initial.BYTES) + 2):
+        monkeypatch.setattr(initial, "PIECE", piece)
+        assert_same(initial.read(Path("net.pth")), {"w": torch.ones(2, 3)})
+    torch.save({"w": torch.ones(2, 3), "b": b"1"}, "b.pth", _use_new_zipfile_serialization=zipped)
+    for piece in range(len(initial.BYTES), 3 * len(initial.BYTES)):  # wherever it is cut
+        monkeypatch.setattr(initial, "PIECE", piece)
+        with pytest.raises(ValueError, match=r"b.pth holds more than tensors"):
+            initial.read(Path("b.pth"))
+
+
+def test_what_is_no_file_of_torch_save_is_not_loaded(monkeypatch):
+    """By its first bytes: 2 GiB of nothing took 2 GiB of memory."""
+    with Path("nothing.pth").open("wb") as file:
+        file.truncate(2 << 30)
+    Path("empty.pth").touch()
+    Path("pickle.pth").write_bytes(pickle.dumps(3))
+    with tarfile.open("old.pth", "w") as tar:
+        tar.add("pickle.pth")
+    torch.save({"w": torch.ones(2, 3)}, "net.pth")
+    Path("torn.pth").write_bytes(Path("net.pth").read_bytes()[:-30])
+    Path("before.pth").write_bytes(b"#!/bin/sh\n" + Path("net.pth").read_bytes())
+    monkeypatch.setattr(torch, "load", None)
+    for name, reason in {
+        **dict.fromkeys(
+            ("nothing", "empty", "pickle", "old", "before"), "it does not begin as one"
+        ),
+        "torn": "File is not a zip file",
+    }.items():
+        said = rf"^{name}\.pth is no file of torch\.save \({reason}\)$"
+        with pytest.raises(ValueError, match=said):
+            initial.read(Path(f"{name}.pth"))
 
 
 def test_what_does_not_fit_is_refused_with_the_first_names(weights):

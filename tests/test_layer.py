@@ -155,6 +155,54 @@ def test_a_single_image_trains_on_its_regions(size):
         torch.testing.assert_close(layer.state_dict()[name], value, **EXACT)
 
 
+def test_what_a_branch_returns_of_one_image_may_be_changed_in_its_place():
+    branch, x = make(6, (2,)).branches[0], maps(1, 6, 3, 2)
+    parameters = [x, *branch.parameters()]
+    for strange in (False, True):
+        y = branch(x).expm1()
+        expected = gradients([_strange(y) if strange else y], parameters)
+        y = branch(x)
+        y.expm1_()
+        assert_all_close(gradients([_strange(y) if strange else y], parameters), expected)
+
+
+def _strange(y: Tensor) -> Tensor:
+    """Whose gradient has channels side by side, and a stride of N that means nothing."""
+    return y.permute(2, 3, 1, 0).reshape(6, 6)
+
+
+def test_an_image_that_is_kept_gathers_no_hooks():
+    layer, x = make(6, (2, 4)), maps(1, 6, 7, 9)
+    for _ in range(3):
+        layer(x)
+    assert not x._backward_hooks
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch's own, in jvp
+@pytest.mark.parametrize("memory_format", FORMATS)
+def test_a_single_image_under_functional_transforms(memory_format):
+    """Its gradient is set right on its way back to a norm, whoever asks for it."""
+    layer, norm = make(6, (2, 4)).eval(), torch.nn.BatchNorm2d(6).double().eval()
+    x = maps(1, 6, 7, 9, memory_format=memory_format)
+
+    def loss(x: Tensor) -> Tensor:
+        return layer(norm(x)).square().sum()
+
+    (expected,) = torch.autograd.grad(loss(x), x, create_graph=True)
+    point = x.detach()
+    torch.testing.assert_close(torch.func.grad(loss)(point), expected.detach(), **EXACT)
+    torch.testing.assert_close(torch.func.jacrev(loss)(point), expected.detach(), **EXACT)
+    several = torch.stack([point, point])
+    found = torch.func.vmap(torch.func.grad(loss))(several)
+    torch.testing.assert_close(found, torch.stack([expected, expected]).detach(), **EXACT)
+    direction = torch.randn_like(point)
+    _, along = torch.func.jvp(loss, (point,), (direction,))
+    torch.testing.assert_close(along, (expected * direction).sum().detach(), **EXACT)
+    (second,) = torch.autograd.grad((expected * direction).sum(), x)
+    _, twice = torch.func.jvp(torch.func.grad(loss), (point,), (direction,))
+    torch.testing.assert_close(second, twice, **EXACT)
+
+
 # --- Identities
 
 

@@ -13,6 +13,7 @@ from mssar.lab.engine import training as engine
 from mssar.lab.engine.clock import Tempo
 from mssar.lab.engine.step import Learner
 from mssar.lab.engine.world import World
+from mssar.surgery import foreign
 
 
 @pytest.fixture
@@ -88,6 +89,51 @@ def test_only_what_bears_it_is_side_by_side(two):
     assert shared(world=World(rank=0, size=2)) == (1, 0)
     assert shared(load=missing) == (1, 0)
     assert shared(load=lambda _: object()) == (1, 0)  # a folder of photographs
+
+
+def test_networks_that_drop_at_random_are_trained_one_by_one(monkeypatch, two):
+    """They draw from torch's own generator, and would wait for each other at every step."""
+    runs, build = [tiny(0), tiny(1, "se")], foreign.build
+    assert hands.shared_out(runs, _load, CPU, 2, World()) == (two, 1)
+
+    def dropping(network, recalibration, *rest, **options):
+        made = build(network, recalibration, *rest, **options)
+        if recalibration == "se":
+            made.fc = torch.nn.Sequential(torch.nn.Dropout(0.5), made.fc)
+        return made
+
+    monkeypatch.setattr(foreign, "build", dropping)
+    assert hands.shared_out(runs, _load, CPU, 2, World()) == (1, 0)
+    assert hands.shared_out([runs[0], tiny(2)], _load, CPU, 2, World()) == (two, 1)
+
+
+@pytest.mark.parametrize(("each", "at_once"), [(2, 1), (1, 2)])
+def test_runs_that_go_on_have_no_more_threads_than_there_are(
+    tmp_path, monkeypatch, two, each, at_once
+):
+    """They keep what they began with, one by one, and are not side by side with them."""
+    data, runs, step = arrays(), [tiny(0), tiny(1)], Learner.step
+    for run in runs:
+        with opened(run, data, tmp_path / run.name, execution=with_threads(each)) as training:
+            next(training.work())
+            training.save()
+    used, now, most, lock = set(), [], [], threading.Lock()
+
+    def watched(self, number):
+        used.add(torch.get_num_threads())
+        with lock:
+            now.append(self)
+            most.append(len(now))
+        time.sleep(0.01)
+        step(self, number)
+        with lock:
+            now.remove(self)
+
+    monkeypatch.setattr(Learner, "step", watched)
+    outcome = fleet.train(runs, lambda _: data, CPU, tmp_path, Log(), width=2)
+    assert len(outcome.records) == 2
+    assert used == {each}
+    assert max(most) == at_once <= two // each
 
 
 def test_what_runs_compute_side_by_side_is_what_each_computes_alone(tmp_path, monkeypatch, two):

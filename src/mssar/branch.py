@@ -72,34 +72,18 @@ def settled(x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
     """
     if torch.compiler.is_compiling() or not isinstance(x, Tensor):  # torch.fx has proxies
         return x
-    if x.device.type != "cpu" or not x.requires_grad:
+    if x.device.type != "cpu" or not x.requires_grad or x.is_leaf:  # no BN is before a leaf
         return x
     if type(x.shape[0]) is not int or x.shape[0] != 1:  # a tracer may leave it open
         return x
-    same: Tensor = _Settled.apply(x)  # type: ignore[no-untyped-call]
-    return same
+    x.register_hook(_understood)  # not a function of its own: x may be changed in its place
+    return x
 
 
-class _Settled(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        if gradient.is_contiguous() or gradient.stride(0) == gradient[0].numel():
-            return gradient
-        return gradient.clone(memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def jvp(_: Any, tangent: Tensor) -> Tensor:
-        return tangent.view_as(tangent)
+def _understood(gradient: Tensor) -> Tensor:
+    if gradient.is_contiguous() or gradient.stride(0) == gradient[0].numel():
+        return gradient
+    return gradient.clone(memory_format=torch.contiguous_format)
 
 
 def is_product(conv: nn.Module, shape: tuple[int, ...] | None = None) -> bool:

@@ -8,14 +8,16 @@ the papers. Nothing is computed: the network runs on tensors without storage.
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.module_tracker import ModuleTracker
 
 from mssar.layer import MSSAR
 
@@ -110,10 +112,27 @@ def run_hollow(model: nn.Module, size: tuple[int, int, int]) -> dict[str, int]:
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     image = torch.empty(1, *size, device="meta", dtype=dtype)
     counter = FlopCounterMode(display=False)
+    counter.mod_tracker = _Tracker()
     with _evaluating(model), torch.no_grad(), counter:
         # Every slot is named once: PyTorch's own tying does not give a shared module its own back.
         functional_call(model, hollow, (image,), tie_weights=False)
     return {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+
+
+class _Tracker(ModuleTracker):
+    """Which modules run in this thread: PyTorch's takes those of all threads for one network's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def _fw_pre_hook(self, *call: Any) -> None:
+        if threading.get_ident() == self._thread:
+            super()._fw_pre_hook(*call)
+
+    def _fw_post_hook(self, *call: Any) -> None:
+        if threading.get_ident() == self._thread:
+            super()._fw_post_hook(*call)
 
 
 def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -31,7 +31,10 @@ def whole(path: Path) -> Iterator[Path]:
     """A place to write a file at, which then takes the file's name.
 
     The place is nobody else's: two programs may write the same file, and the later one's stays.
+    What is no file, such as a device, is not replaced, though root could.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # of a folder the disk says so
+        raise ValueError(f"{path} is a device or a pipe, and not replaced by a file")
     make_folder(path.parent)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     try:

@@ -21,7 +21,7 @@ from typing import Any
 
 from faults import samples
 from faults.jobs import Job, Known, answer, fresh
-from faults.kills import looked, probe
+from faults.kills import ended, looked, probe
 from faults.nursery import Answer, Crew, crew
 from faults.site import serving
 from faults.suite import Row, share
@@ -48,12 +48,10 @@ def failed(crew: Crew, job: Job, home: Path, name: str, fault: Fault, **always: 
     try:
         made = answer(crew, job, root, fail=fault, **always)
         if made.status == 0:  # of what may fail, such as taking away what is not needed any more
-            return looked(job.done, root)
-        return (
-            complaint(made, os.strerror(fault[1]))
-            or looked(job.sound, root)
-            or again(crew, job, root, **always)
-        )
+            trouble = looked(job.done, root)
+        else:
+            trouble = complaint(made, os.strerror(fault[1])) or looked(job.sound, root)
+        return trouble or again(crew, job, root, **always)
     finally:
         shutil.rmtree(root.parent, ignore_errors=True)
 
@@ -62,7 +60,7 @@ def again(crew: Crew, job: Job, root: Path, **always: Any) -> str | None:
     made = answer(crew, job, root, **always)
     if made.status:
         return f"does not go on: {made.status} {made.err[-300:]}"
-    return looked(job.done, root)
+    return ended(job, root)
 
 
 def faults(calls: list[str], count: int, draw: random.Random) -> list[Fault]:

@@ -1,7 +1,7 @@
 """Commands that write something, and what must be true of it, whatever befell them.
 
 Each is known by what it makes undisturbed: ``sound`` holds at any time, ``done`` when the command
-was run again and came to its end.
+came to its end with a status of 0, ``tidy`` when nothing befell it then.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Job:
     prepare: Callable[[Path], None]
     sound: Look
     done: Look
+    tidy: Look = lambda _: None
 
 
 def answer(crew: Crew, job: Job, root: Path, **fate: Any) -> Answer:
@@ -76,7 +77,7 @@ class Known:
 
     def training(self, *more: str) -> Job:
         words = [*TRAIN.split(), "--seed", "0,1", *self.data, *more]
-        return Job("train", words, lambda _: None, self._sound_runs, self._same_runs)
+        return Job("train", words, lambda _: None, self._sound_runs, self.same_runs)
 
     def recording(self) -> Job:
         """Runs that are finished, and a file of records that lacks one of them."""
@@ -91,7 +92,7 @@ class Known:
                 return "the record that was there is lost"
             return self._sound_runs(root)
 
-        return Job("record", self.training().words, prepare, sound, self._same_runs)
+        return Job("record", self.training().words, prepare, sound, self.same_runs)
 
     def _sound_runs(self, root: Path) -> str | None:
         """What has a name can be read, and is what it was in the undisturbed run."""
@@ -108,7 +109,7 @@ class Known:
         ids = [record.id for record in records.read(runs / "records.jsonl")]
         return "a record is there twice" if len(set(ids)) < len(ids) else None
 
-    def _same_runs(self, root: Path) -> str | None:
+    def same_runs(self, root: Path) -> str | None:
         if trouble := self._sound_runs(root):
             return trouble
         found = {record.id: record for record in records.read(root / "runs" / "records.jsonl")}
@@ -220,14 +221,15 @@ class Known:
             return "half a data set is taken for a whole one" if half else None
 
         def done(root: Path) -> str | None:
-            if not samples.are_whole(root / "sets"):
-                return "the data set is not whole"
+            return None if samples.are_whole(root / "sets") else "the data set is not whole"
+
+        def tidy(root: Path) -> str | None:
             left = {p.name for p in (root / "sets").iterdir()}
             left -= {".cifar10.lock", samples.layout().forms[0].folder}
             return f"{left} are left" if left else None
 
         words = ["data", "get", "cifar10", "--data-dir", "sets"]
-        return Job("data get", words, lambda _: None, sound, done)
+        return Job("data get", words, lambda _: None, sound, done, tidy)
 
 
 def _undated(file: Path) -> bytes:

@@ -53,7 +53,7 @@ def tried(crew: Crew, job: Job, home: Path, case: Case, **always: Any) -> Outcom
         made = answer(crew, job, root, **always)
         if made.status:
             return Outcome(kills, f"does not go on: {made.status} {made.err[-300:]}")
-        trouble = looked(job.done, root)
+        trouble = ended(job, root)
         return Outcome(kills, trouble and f"at the end, {trouble}")
     finally:
         shutil.rmtree(root.parent, ignore_errors=True)
@@ -64,6 +64,11 @@ def looked(look: Callable[[Path], str | None], root: Path) -> str | None:
         return look(root)
     except (ValueError, OSError) as error:  # of what cannot be read
         return str(error)
+
+
+def ended(job: Job, root: Path) -> str | None:
+    """After a command that nothing befell."""
+    return looked(job.done, root) or looked(job.tidy, root)
 
 
 def at_times(name: str, count: int, longest: float, draw: random.Random) -> list[Case]:
@@ -123,7 +128,7 @@ def probe(crew: Crew, job: Job, home: Path, **always: Any) -> Answer:
     """How long it takes and which calls it makes, undisturbed."""
     root = fresh(job, home, f"probe-{job.name.replace(' ', '-')}")
     made = answer(crew, job, root, **always)
-    trouble = made.err if made.status else looked(job.done, root)
+    trouble = made.err if made.status else ended(job, root)
     shutil.rmtree(root.parent)
     if trouble:
         raise RuntimeError(f"{job.name}, undisturbed: {trouble}")
@@ -224,7 +229,7 @@ def obeyed(made: Answer, number: int, root: Path) -> str | None:
 
 def _gone_on(crew: Crew, job: Job, root: Path) -> str | None:
     made = answer(crew, job, root)
-    return f"does not go on: {made.err}" if made.status else looked(job.done, root)
+    return f"does not go on: {made.err}" if made.status else ended(job, root)
 
 
 SHELL = """

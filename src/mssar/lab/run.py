@@ -120,11 +120,18 @@ class Run:
 
     def begun(self, num_classes: int) -> nn.Module:
         """The network that the run begins with: its initial weights are in it, if it has any."""
-        if self.weights is None:
-            return self.build(num_classes)
-        tensors = self.weights.tensors()
-        source = str(self.weights.path or self.weights.file)
-        return self._built(num_classes, tensors=tensors, source=source)
+        begin: dict[str, Any] = {}
+        if self.weights is not None:
+            source = str(self.weights.path or self.weights.file)
+            begin = {"tensors": self.weights.tensors(), "source": source}
+        made = self._built(num_classes, **begin)
+        for name, tensor in made.state_dict().items():
+            if tensor.device.type != "meta" and not tensor.isfinite().all():
+                raise ValueError(
+                    f"{self.network} begins with a {name} that is not finite, as no checkpoint of "
+                    "the lab may be; a buffer that is not persistent may"
+                )
+        return made
 
     def _built(self, num_classes: int, **begin: Any) -> nn.Module:
         with GENERATOR, torch.random.fork_rng(devices=[]):

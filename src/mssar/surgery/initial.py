@@ -7,7 +7,6 @@ import hashlib
 import pickle
 import zipfile
 from collections.abc import Mapping
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,10 @@ from mssar.surgery.heads import head
 WRAPPERS = ("state_dict", "model")  # what others keep a state dict under
 WRAPPED = "module."  # what DistributedDataParallel puts before every name
 COUNTERS = (".num_batches_tracked", ".coordinates")  # older files have none
+ZIP = b"PK\x03\x04"  # how a file of torch.save begins
+OLD = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  # and how it did before PyTorch 1.6
 BYTES = b"_codecs\nencode\n"  # how a pickle says bytes
+PIECE = 1 << 20  # bytes that are looked at at once
 FEW = 3
 
 
@@ -39,23 +41,30 @@ def read(path: Path) -> dict[str, Tensor]:
             f"{path} holds more than tensors, and to unpickle it may run anything; save its "
             "state_dict() alone, or as safetensors"
         ) from None
-    except Exception as error:  # of a zip, a tar, a pickle, a disk
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is no file of torch.save ({reason:.200})") from None
+    except Exception as error:  # of a zip, a pickle, a disk
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} is no file of torch.save ({reason:.100})") from None
     return _state(found, path)
 
 
 def _require_stored(path: Path) -> None:
     """torch.save compresses nothing and says no bytes; a small file of much does."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-        size = sum(entry.file_size for entry in entries)
-        if size > path.stat().st_size or any(entry.compress_type for entry in entries):
-            raise ValueError(f"it would unpack to {size:,} bytes")
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-        if content.find(BYTES) >= 0:  # one text may be asked for as bytes again and again
-            raise pickle.UnpicklingError
+    with path.open("rb") as file:
+        first = file.read(len(OLD))
+        if not first.startswith(ZIP) and first != OLD:
+            raise ValueError("it does not begin as one")
+        if first.startswith(ZIP):
+            with zipfile.ZipFile(file) as archive:
+                entries = archive.infolist()
+            size = sum(entry.file_size for entry in entries)
+            if size > path.stat().st_size or any(entry.compress_type for entry in entries):
+                raise ValueError(f"it would unpack to {size:,} bytes")
+        file.seek(0)
+        end = b""
+        while piece := file.read(PIECE):
+            if BYTES in end + piece:  # one text may be asked for as bytes again and again
+                raise pickle.UnpicklingError
+            end = piece[-len(BYTES) :]
 
 
 def _state(found: Any, path: Path) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Fetch CIFAR from its official site, or from elsewhere where that cannot be reached.
 
 What is there afterwards is either whole and checked or, after a failure, nothing but a ``.part``
-file from which the next attempt goes on.
+file from which the next attempt goes on. What could not be taken away, the next attempt takes away.
 """
 
 from __future__ import annotations
@@ -84,14 +84,36 @@ def get(
                 return _get(layout, root, progress, say)
     _verify(layout, data_dir)
     say(f"{layout.title} is there already, and good")
+    if _left(layout, root):
+        # Where another process holds the lock, they are in use.
+        with contextlib.suppress(Timeout), FileLock(root / f".{name}.lock", timeout=0):
+            _clear(layout, root, say)
     return place.path
+
+
+def _beside(layout: Layout, root: Path) -> tuple[Path, Path]:
+    """What lies there while a data set is fetched: its archive, and a folder to unpack it in."""
+    return root / f"{layout.forms[0].archive}.part", root / f".{layout.name}.unpacking"
+
+
+def _left(layout: Layout, root: Path) -> list[Path]:
+    return [place for place in _beside(layout, root) if place.exists()]
+
+
+def _clear(layout: Layout, root: Path, say: Say) -> None:
+    """Take away what is not needed any more. The data set is there: that this fails is no error."""
+    for left in _left(layout, root):
+        try:
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        except OSError as error:
+            say(f"{left} is not needed any more and could not be removed: {error.strerror}")
 
 
 def _get(layout: Layout, root: Path, progress: Progress, say: Say) -> Path:
     source, form = SOURCES[layout.name], layout.forms[0]
-    part = root / f"{form.archive}.part"
+    part, unpacking = _beside(layout, root)
     target = root / form.folder
-    with _space(root / f".{layout.name}.unpacking") as space:
+    with _space(unpacking) as space:
         try:
             try:
                 _fetch(source, part, progress, say)
@@ -108,7 +130,7 @@ def _get(layout: Layout, root: Path, progress: Progress, say: Say) -> Path:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
-    part.unlink(missing_ok=True)
+    _clear(layout, root, say)
     return target
 
 
@@ -289,7 +311,8 @@ def _alone(lock: Path, say: Say) -> Iterator[None]:
 @contextlib.contextmanager
 def _space(folder: Path) -> Iterator[Path]:
     """A folder that goes away again. One that is there already was left by a process that died."""
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir()
     try:
         yield folder

@@ -235,7 +235,9 @@ def put(found: dict[str, Tensor], into: dict[str, Tensor], directory: Path) -> N
 def require_same(there: dict[str, object], here: dict[str, object], directory: Path) -> None:
     """A ValueError says where the run of a folder is another."""
     for path, a, b in _differences(there, here):
-        raise ValueError(f"{directory} holds another run: {path} is {a!r} there and {b!r} here")
+        raise ValueError(
+            f"{directory} holds another run: {path:.80} is {a!r:.80} there and {b!r:.80} here"
+        )
 
 
 def _differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, object, object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ class DivergedError(RuntimeError):
     """A number that is not finite: the run cannot go on. It says all there is to say."""
 
     def __init__(self, what: str, run: Run, directory: Path) -> None:
-        super().__init__(f"{_who(run)}: {what}{kept(directory)}; try a lower --lr")
+        super().__init__(f"{_who(run)}: {what}{kept(run, directory)}; try a lower --lr")
 
 
 def reason(error: Exception, run: Run, directory: Path) -> str:
@@ -35,17 +36,21 @@ def reason(error: Exception, run: Run, directory: Path) -> str:
         what = f"{type(error).__name__}: {what:.300}"
         write_whole(directory / NAME, "".join(traceback.format_exception(error)).encode())
         advice = f"; {directory / NAME} says where"
-    return f"{_who(run)}: {what}{kept(directory)}{advice}"
+    return f"{_who(run)}: {what}{kept(run, directory)}{advice}"
 
 
 def _who(run: Run) -> str:
     return f"{run.label} {run.dataset} seed {run.seed}"
 
 
-def kept(directory: Path) -> str:
-    """What there is to go on from."""
-    found = checkpoint.checkpoints(directory)
-    return f"; {found[-1]} is the last good checkpoint" if found else "; nothing was saved yet"
+def kept(run: Run, directory: Path) -> str:
+    """What there is to go on from: of this run, and whole. Nothing is said of other files there."""
+    paths = checkpoint.checkpoints(directory)
+    for path in reversed(paths):
+        with suppress(ValueError, OSError):
+            if checkpoint.load(path)[0].run == run.as_dict():
+                return f"; {path} is the last good checkpoint"
+    return "" if paths else "; nothing was saved yet"
 
 
 def lacks_memory(error: BaseException) -> bool:

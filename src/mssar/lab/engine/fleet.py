@@ -21,7 +21,7 @@ import torch
 
 from mssar.lab import records
 from mssar.lab.data import Data
-from mssar.lab.engine import failure, hands
+from mssar.lab.engine import failure, hands, threads
 from mssar.lab.engine.abreast import Berth, Crew
 from mssar.lab.engine.clock import RESERVE, Clock, Typical
 from mssar.lab.engine.execution import Execution, settings
@@ -171,8 +171,8 @@ class _Fleet:
         """A turn for everybody who has time for one, or many at once; False when nobody has."""
         # Where time is short the others are begun when the first has had a turn, not its last one.
         beginning = self.clock.end is not None and self.waiting and any(b.new for b in sailing)
-        if self.hands > 1 and not beginning:
-            return self._side_by_side(sailing)
+        if (count := self._hands(sailing)) > 1 and not beginning:
+            return self._side_by_side(sailing, count)
         moved = False
         for boat in list(sailing):
             try:
@@ -185,10 +185,17 @@ class _Fleet:
                 self._arrive(boat, sailing)
         return moved
 
-    def _side_by_side(self, sailing: list[_Boat]) -> bool:
-        """Turns for everybody, several at once, until one has ended or nobody has time."""
+    def _hands(self, sailing: list[_Boat]) -> int:
+        """How many compute at once. What was begun elsewhere has the threads that it began with."""
+        each = max((t.progress.threads for b in sailing for t in b.training.trainings), default=0)
+        if self.hands == 1 or each <= self.share:
+            return self.hands
+        return max(1, min(self.hands, threads.available() // each))
+
+    def _side_by_side(self, sailing: list[_Boat], count: int) -> bool:
+        """Turns for everybody, so many at once, until one has ended or nobody has time."""
         turns = hands.Round(sailing, lambda boat: self._turn_in_time(boat, sailing))
-        turns.work(self.hands)
+        turns.work(count)
         for boat, _ in turns.failed:  # first: whatever happens now, what failed is not saved
             self._leave(boat, sailing)
         for boat in turns.ended:

@@ -3,7 +3,8 @@
 Tiny networks gain little from several threads each, and lose much where these wait for each other:
 a run a core gains more, and none waits for another. torch lets go of the interpreter while it
 computes. What runs share must bear it: data on the way from files, which workers are started for,
-and compiled programs, which know their number of threads, are for one run at a time.
+compiled programs, which know their number of threads, and torch's generator, which networks that
+drop at random draw from, are for one run at a time.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+import torch
+
 from mssar.lab.data import Data
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import threads
 from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.step import drops
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run
+from mssar.surgery import foreign
 
 T = TypeVar("T")
 
@@ -40,13 +45,21 @@ def shared_out(
     hands = min(width, threads.available() // each)
     if hands < 2 or not all(_in_memory(load, name) for name in {run.dataset for run in runs}):
         return one
-    return hands, each
+    return one if any(map(_drops, runs)) else (hands, each)
 
 
 def _in_memory(load: Callable[[str], Data], name: str) -> bool:
     try:
         return isinstance(load(name), Arrays)
     except ValueError:  # said when a run of it begins
+        return False
+
+
+def _drops(run: Run) -> bool:
+    try:
+        with torch.device("meta"):
+            return drops(foreign.build(run.network, run.recalibration, **dict(run.options)))
+    except ValueError:  # said when it begins
         return False
 
 
