@@ -167,9 +167,9 @@ def deal(runs: Sequence[Run], tasks: int, stack: int = 1) -> list[list[Run]]:
     if tasks < 1:
         raise ValueError(f"--tasks is 1 or more; got {tasks}")
     ordered = _alike_together(runs) if stack > 1 else list(runs)
-    tasks = min(tasks, len(ordered))
+    tasks = min(tasks, len(ordered)) or 1
     ends = [len(ordered) * task // tasks for task in range(tasks + 1)]
-    return [ordered[first:last] for first, last in pairwise(ends)]
+    return [ordered[first:last] for first, last in pairwise(ends) if last > first]
 
 
 def _alike_together(runs: Sequence[Run]) -> list[Run]:

@@ -215,6 +215,7 @@ def _locally(handing: Handing, order: Order, left: list[Run]) -> Outcome | None:
     for number, status in enumerate(statuses):
         if number in notes:
             outcome.failures += notes[number].failures
+            outcome.signal = outcome.signal or notes[number].signal
         elif not outcome.signal:
             outcome.failures.append(_vanished(number, status, sweep))
     if outcome.signal or not outcome.failures:
