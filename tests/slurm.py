@@ -128,7 +128,7 @@ def until(true: Callable[[], bool], said: Callable[[], str] = str, seconds: floa
         time.sleep(0.1)
 
 
-def _ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as open_ones:
         found = [open_ones.enter_context(socket.socket()) for _ in range(count)]
         for one in found:
@@ -151,7 +151,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
         for name in ("state", *NODES):
             (folder / name).mkdir()
         host = socket.gethostname().partition(".")[0]
-        text = CONFIGURATION.format(host=host, ports=_ports(3), folder=folder)
+        text = CONFIGURATION.format(host=host, ports=free_ports(3), folder=folder)
         (folder / "slurm.conf").write_text(text)
         monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
         made = Slurm(folder)

@@ -1,10 +1,12 @@
 """``--submit slurm`` with a real Slurm: two nodes on this machine, which may die."""
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
 from lab import assert_same, learnt, timeless, tiny_everywhere
-from slurm import Slurm, until
+from slurm import Slurm, free_ports, until
 from typer.testing import CliRunner
 
 from mssar.lab import cli, records
@@ -144,3 +146,37 @@ def test_what_slurm_does_not_take_is_one_line(slurm: Slurm):  # noqa: ARG001
     assert "Invalid partition" in str(result.exception)
     assert "\n" not in str(result.exception)
     assert "never submitted" in mssar("train", "--status")
+
+
+def test_a_large_run_loses_a_node_and_goes_on_with_fewer_processes(slurm: Slurm):
+    """By the script that the documentation has."""
+    page = (Path(__file__).parents[1] / "docs/cluster.md").read_text("utf-8")
+    (script,) = re.findall(r"^```sh\n(#!/bin/bash\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    run = " ".join(["resnet8", "--epochs", "60", *SHORT[:-2]])
+    for before, after in (
+        ("--gpus-per-node=8", "--output=large.log --open-mode=append"),
+        ("srun torchrun", f"srun {sys.executable} -m torch.distributed.run"),
+        ("--nproc-per-node 8", "--nproc-per-node 1"),
+        ("$head:29500", f"127.0.0.1:{free_ports(1)[0]}"),  # the nodes' names are nobody's
+        ("resnet18 --dataset ilsvrc2012 --data-dir DIR", run),
+        ("23h50m", "5m"),
+    ):
+        assert script.count(before) == 1, before
+        script = script.replace(before, after)
+    Path("large.sh").write_text(script)
+
+    def said() -> str:
+        return Path("large.log").read_text() + slurm.logs()
+
+    slurm.ask("sbatch", "large.sh")
+    until(lambda: any(Path("runs").glob("*/epoch-*")), said)
+    slurm.kill("b")
+    until(lambda: "pending" in slurm.ask("squeue", "-h", "-o", "%T").lower(), said)
+    assert not Path("runs/records.jsonl").exists(), said()
+    slurm.ask("scancel", "-n", "resnet18")
+    until(lambda: not slurm.ask("squeue", "-h"), said)
+    slurm.ask("sbatch", "--nodes=1", "large.sh")
+    until(lambda: not slurm.ask("squeue", "-h"), said)
+    (record,) = records.read(Path("runs/records.jsonl"))
+    assert record.interruptions >= 1, said()
+    assert record.execution["processes"] == 1
