@@ -81,7 +81,7 @@ def wait(made: sweep.Sweep, slurm: Slurm) -> None:
 
 
 def test_a_node_is_killed_and_nothing_is_lost_or_doubled(slurm: Slurm):
-    made = submit("0,1,2,3,4,5,6,7", 20, "--tasks", "2")
+    made = submit("0,1,2,3,4,5,6,7", 10, "--tasks", "2")
     assert [len(share) for share in made.shares] == [4, 4]
     until(lambda: is_begun(folder(made, 4)), lambda: logs(made, slurm))
     where = status.states(made)
@@ -93,7 +93,7 @@ def test_a_node_is_killed_and_nothing_is_lost_or_doubled(slurm: Slurm):
     assert sum(record.interruptions for record in found) >= 1
     assert collected() == found
 
-    local = words("0,1,2,3,4,5,6,7", 20, "--submit", "local", "--tasks", "2", "--runs", "alone")
+    local = words("0,1,2,3,4,5,6,7", 10, "--submit", "local", "--tasks", "2", "--runs", "alone")
     mssar(*local)
     alone = {r.run["seed"]: r for r in records.read(Path("alone/records.jsonl"))}
     for record, run in zip(sorted(found, key=lambda r: r.run["seed"]), made.runs, strict=True):
@@ -111,15 +111,19 @@ def test_at_the_end_of_its_time_a_task_is_queued_again_and_goes_on(slurm: Slurm)
     assert made.notes()[0].left == 0
 
 
-def test_a_warned_task_saves_and_is_queued_again(slurm: Slurm):
+@pytest.mark.parametrize("how", ["warned", "preempted"])
+def test_a_task_that_is_interrupted_saves_and_goes_on(slurm: Slurm, how: str):
     made = submit("0", 40)
     until(lambda: is_begun(folder(made, 0)), lambda: logs(made, slurm))
-    slurm.ask("scancel", "--signal", "USR1", made.job["slurm"])
+    if how == "warned":
+        slurm.ask("scancel", "--signal", "USR1", made.job["slurm"])
+    else:  # Slurm sends SIGTERM, and queues it again by itself
+        slurm.ask("scontrol", "requeue", made.job["slurm"])
     until(lambda: bool(made.notes()), lambda: logs(made, slurm))
     assert made.notes()[0].left == 1
     wait(made, slurm)
-    (record,) = collected()
-    assert record.interruptions == 1
+    assert len(found := collected()) == 1, logs(made, slurm)
+    assert found[0].interruptions == 1
 
 
 def test_what_is_cancelled_is_saved_and_stays_so_until_it_is_submitted_again(slurm: Slurm):

@@ -1,6 +1,7 @@
 """Sweeps in their files: who has which run, what is collected, what is said of it."""
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from mssar.lab.cluster import collect, local, slurm, status, sweep
 from mssar.lab.cluster.sweep import Note, Order, Sweep
 from mssar.lab.commands.task import carry_out, goes_on
 from mssar.lab.engine import checkpoint
+from mssar.lab.engine.clock import Clock
 from mssar.lab.engine.fleet import Outcome
 from mssar.lab.records import Record
 from mssar.lab.run import Initial, Run
@@ -300,6 +302,17 @@ def test_why_a_task_failed_is_in_its_note(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_what_is_queued_again(outcome: Outcome, expected: bool):
     assert goes_on(outcome) is expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_what_a_scheduler_warns_by_asks_to_stop(number: signal.Signals):
+    clock, before = Clock(None), signal.getsignal(number)
+    with clock.listening():
+        assert not clock.expired(0)
+        os.kill(os.getpid(), number)
+        assert clock.expired(0)
+    assert clock.signal == number
+    assert signal.getsignal(number) is before
 
 
 @pytest.mark.parametrize(
