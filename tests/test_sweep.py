@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from mssar.lab.engine import checkpoint
 from mssar.lab.engine.clock import Clock
 from mssar.lab.engine.fleet import Outcome
 from mssar.lab.records import Record
-from mssar.lab.run import Initial, Run
+from mssar.lab.run import Initial, Run, usual_recipe
 
 HOW = {"device": "cpu", "precision": "fp32", "threads": 1}
 
@@ -398,6 +398,33 @@ def test_a_dry_run_says_it_and_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     ]
     assert len({line for line in said if line.startswith("  cifar")}) == 24
     assert [*tmp_path.iterdir()] == []
+
+
+def test_what_ends_while_it_is_asked_for_is_not_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its record may have come just after they were collected."""
+    tiny_everywhere(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    recipe = usual_recipe("resnet8", "cifar10")
+    asked = [Run("resnet8", dataset="cifar10", recipe=recipe, seed=seed) for seed in (0, 1)]
+    made = sweep.begin(Order([], "runs", "runs/records.jsonl", HOW), [asked])
+    made.handed_to(host="here", pids=[0])
+    words = ["train", "resnet8", "--dataset", "cifar10", "--device", "cpu", "--seed", "0,1"]
+    real = collect.collect
+    with ExitStack() as task:
+        task.enter_context(held(made, 0))
+
+        def ends(of: Sweep) -> tuple[list[Record], list[str]]:
+            found = real(of)
+            task.close()
+            return found
+
+        monkeypatch.setattr(collect, "collect", ends)
+        result = CliRunner().invoke(cli.app, [*words, "--submit", "local", "--dry-run"])
+    assert result.exit_code == 0, result.exception
+    assert "nothing is left to submit" in result.stdout
+    assert "2 runs under way already" in result.stderr
 
 
 def test_nothing_was_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -236,6 +236,8 @@ def _left(
     from mssar.lab import records
     from mssar.lab.cluster import status
 
+    busy = status.under_way(folder)  # before: what has ended by now has left its records
+    gather(folder)
     load = opt.loader(data_dir)
     for run in runs:
         run.check()
@@ -246,7 +248,6 @@ def _left(
         if record.execution.get("precision") == precision
         and record.data["checksum"] == data.get(record.run["dataset"])
     ]
-    busy = status.under_way(folder)
     waiting = [run for run in dict.fromkeys(runs) if run.as_dict() not in done]
     left = [run for run in waiting if run.name not in busy]
     if len(waiting) > len(left):

@@ -202,8 +202,6 @@ def train(
     budget = opt.seconds(time_budget)
     if leads():
         _ask(asked, runs, resume, restart)
-    if handing:
-        sub.gather(runs)
     outcome = sub.carry_out(
         asked,
         how,
