@@ -22,7 +22,7 @@ types: .venv/dev
 contracts: .venv/dev
 	$(BIN)/lint-imports --cache-dir .cache/importlinter
 
-unit: .venv/dev .venv/browser
+unit: .venv/dev .venv/browser .venv/slurm
 	$(BIN)/pytest -n auto --maxprocesses 8 --cov --cov-report=term
 
 docs: .venv/docs
@@ -85,6 +85,10 @@ clean:
 
 .venv/browser: tools/browser | .venv/dev
 	@tools/browser
+	@touch $@
+
+.venv/slurm: tools/slurm | .venv/dev
+	@tools/slurm
 	@touch $@
 
 .venv/docs: pyproject.toml constraints.txt | .venv/dev

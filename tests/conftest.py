@@ -30,7 +30,7 @@ if importlib.util.find_spec("jaxtyping") and importlib.util.find_spec("beartype"
 else:
     import mssar  # noqa: F401
 
-pytest_plugins = ["browser"]
+pytest_plugins = ["browser", "slurm"]
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
     # Every call of a device function patches the whole language anew, which takes 40 % of the

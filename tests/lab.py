@@ -21,6 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mssar.lab import data
 from mssar.lab.data.dataset import Arrays, Split
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.clock import Clock
@@ -247,3 +248,13 @@ def _serve(line: Connection, rank: int, size: int, port: int) -> None:
             except Exception:
                 answer = False, traceback.format_exc()
             line.send_bytes(pickle.dumps(answer))
+
+
+def tiny_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every data set is tiny, in this process and in those that it starts."""
+    made = arrays(37, 24, 10)
+    monkeypatch.setattr(data, "load", lambda _name, _data_dir=None: made)
+    here = Path(__file__).parent
+    paths = [here / "tiny", here, here.parent / "src", os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -23,6 +23,7 @@ from mssar.lab.commands.explain import explain
 from mssar.lab.commands.export import export
 from mssar.lab.commands.report import report
 from mssar.lab.commands.reproduce import reproduce
+from mssar.lab.commands.task import task
 from mssar.lab.commands.train import train
 from mssar.lab.commands.weights import weights
 
@@ -66,6 +67,7 @@ app.command()(compare)
 app.command()(report)
 app.command()(cost)
 app.command()(bench)
+app.command(hidden=True)(task)  # for Slurm and `--submit local` to start
 
 
 def _version(wanted: bool) -> None:

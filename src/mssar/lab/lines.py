@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,7 +146,18 @@ def read(path: Path, noun: str, parse: Callable[[str], T]) -> Iterator[T]:
 
 
 def append(path: Path, *added: str, unless: str | None = None) -> None:
-    """Add lines, all or none of them, unless one with this text in it is there already.
+    """Add lines, all or none of them, unless one with this text in it is there already."""
+
+    def fresh(there: list[str]) -> tuple[str, ...]:
+        if unless is not None and any(unless in line and _is_whole(line) for line in there):
+            return ()
+        return added
+
+    add(path, fresh)
+
+
+def add(path: Path, chosen: Callable[[list[str]], Sequence[str]]) -> None:
+    """Add the lines that are chosen in view of those that are there, all or none of them.
 
     The file is written anew: one that is added to in its place can be cut off within a line, by a
     power cut or before the eyes of whoever reads it. A lock keeps others from adding meanwhile.
@@ -159,9 +170,8 @@ def append(path: Path, *added: str, unless: str | None = None) -> None:
         if before and not before.endswith(b"\n"):  # someone else did not finish a line
             before += b"\n"
         there = before.decode("utf-8", "replace").split("\n")
-        if unless is not None and any(unless in line and _is_whole(line) for line in there):
-            return
-        write_whole(path, before + "".join(f"{line}\n" for line in added).encode())
+        if added := chosen(there):
+            write_whole(path, before + "".join(f"{line}\n" for line in added).encode())
 
 
 def _is_whole(line: str) -> bool:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
+from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
 from mssar.lab.commands.report import write
 from mssar.lab.commands.train import changed
@@ -74,6 +75,12 @@ def compare(
     unreadable: opt.Unreadable = 0.01,
     threads: opt.Threads = None,
     tensorboard: opt.Tensorboard = False,
+    submit: sub.Submit = None,
+    tasks: sub.Tasks = None,
+    sbatch: sub.Sbatch = None,
+    dry_run: sub.DryRun = False,
+    status: sub.Status = False,
+    cancel: sub.Cancel = False,
 ) -> None:
     """Train a network with each recalibration, and show error, size, time and memory together.
 
@@ -84,6 +91,7 @@ def compare(
     \b
     mssar compare resnet8 --modules none,se,simam,mssar --epochs 4 --seeds 2
     mssar compare resnet20 --dataset cifar100 --seeds 3 --time-budget 9m
+    mssar compare resnet20 --dataset cifar100 --submit local
     """
     from mssar.lab import data
     from mssar.lab.engine.world import launched, leads
@@ -91,13 +99,17 @@ def compare(
     from mssar.lab.report.collect import collect
     from mssar.lab.report.comparison import comparisons
 
+    if status or cancel:
+        sub.tell(runs, cancel=cancel)
+        return
     if not 0 <= seconds < math.inf:
         raise ValueError(f"--seconds is 0 or more; got {seconds:g}")
     kinds = list(dict.fromkeys(part.strip() for part in modules.split(",")))
     asked = _runs(net, kinds, dataset, seeds, reduction, recipe, {"epochs": epochs, "batch": batch})
     for run in asked:
         run.check()
-    how = opt.execution(
+    handing = sub.asked(submit, tasks, sbatch, dry_run)
+    settings = opt.settings(
         device,
         precision,
         compiled,
@@ -109,16 +121,19 @@ def compare(
         unreadable,
         threads,
     )
+    settings = sub.settled(settings, handing)
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = opt.seconds(time_budget)
     checksum = data.load(dataset, data_dir).checksum
+    sub.gather(runs)
     beside = record_in.parent.glob("*.jsonl")
-    known = _wanted(collect(sorted(beside)), asked, checksum, how.precision).records
+    known = _wanted(collect(sorted(beside)), asked, checksum, settings["precision"]).records
     done = [record.run for record in known]
-    outcome = opt.carry_out(
+    outcome = sub.carry_out(
         [run for run in asked if run.as_dict() not in done],
-        how,
+        settings,
         runs,
+        handing,
         data_dir=data_dir,
         width=fleet,
         stack=stack,
@@ -126,6 +141,9 @@ def compare(
         tensorboard=tensorboard,
         record_in=record_in,
     )
+    if outcome is None:
+        return
+    how = opt.execution(**settings)
     if not leads():
         opt.leave(outcome, "the same command")
         return

@@ -106,6 +106,22 @@ Tensorboard: TypeAlias = Annotated[
 ]
 
 
+def settings(
+    device: str,
+    precision: str | None,
+    compiled: bool,
+    graph: bool,
+    deterministic: bool,
+    sync_bn: bool,
+    workers: int | None,
+    decode: str,
+    unreadable: float,
+    threads: int | None,
+) -> dict[str, Any]:
+    """What was asked for, as :func:`execution` takes it, on this machine or another."""
+    return dict(locals())
+
+
 def execution(
     device: str = "auto",
     precision: str | None = None,
@@ -202,10 +218,13 @@ def carry_out(
     stack: int = 1,
     budget: float | None = None,
     tensorboard: bool = False,
-    record_in: Path,
+    record_in: Path | None,
     anew: bool = False,
 ) -> Outcome:
-    """Train runs before the user's eyes, alone or with the processes that torchrun started."""
+    """Train runs before the user's eyes, alone or with the processes that torchrun started.
+
+    ``record_in``: the file for their records; None where those in their folders are enough.
+    """
     from mssar.lab import records
     from mssar.lab.data import places
     from mssar.lab.engine.execution import keep_compiled
@@ -222,7 +241,8 @@ def carry_out(
         # A tree of photographs is the user's own.
         own = {run.dataset for run in runs} <= {"cifar10", "cifar100"}
         keep_compiled(places.folder(data_dir if own else None))
-    records.read(record_in)  # and so is a file that records cannot be added to
+    if record_in:
+        records.read(record_in)  # and so is a file that records cannot be added to
     with joined(how.device) as world, _observing(world, tensorboard) as observer:
         at_once = width or max(stack, 4 if how.device.type == "cuda" else 1)
         ready = time.monotonic() - begun
@@ -236,7 +256,7 @@ def carry_out(
             stack=stack,
             budget=None if budget is None else budget - ready,
             world=world,
-            record=into(record_in),
+            record=into(record_in) if record_in else lambda _: None,
             anew=anew,
         )
     if outcome.short is not None:

@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from mssar.lab.commands import options as opt
+from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
 
 if TYPE_CHECKING:
@@ -51,6 +52,12 @@ def reproduce(
     unreadable: opt.Unreadable = 0.01,
     threads: opt.Threads = None,
     tensorboard: opt.Tensorboard = False,
+    submit: sub.Submit = None,
+    tasks: sub.Tasks = None,
+    sbatch: sub.Sbatch = None,
+    dry_run: sub.DryRun = False,
+    status: sub.Status = False,
+    cancel: sub.Cancel = False,
 ) -> None:
     """Train what is missing of the paper's experiments, and show it beside the published numbers.
 
@@ -61,6 +68,7 @@ def reproduce(
     \b
     mssar reproduce --list
     mssar reproduce table3 --nets resnet20,resnet56 --seeds 3 --time-budget 9m
+    mssar reproduce table3 --submit slurm --time-budget 4h --sbatch partition=gpu
     """
     from mssar.lab import records as recorded
     from mssar.lab.engine.execution import choose_device
@@ -68,10 +76,14 @@ def reproduce(
     from mssar.lab.engine.world import leads
     from mssar.lab.experiments.plan import plan_for
 
+    if status or cancel:
+        sub.tell(runs, cancel=cancel)
+        return
     names = list(experiments or EXPERIMENTS)
     if not experiments and not listing:
         raise ValueError(f"name an experiment ({', '.join(EXPERIMENTS)}), or pass --list")
-    how = opt.execution(
+    handing = sub.asked(submit, tasks, sbatch, dry_run)
+    how = opt.settings(
         device,
         precision,
         compiled,
@@ -83,7 +95,9 @@ def reproduce(
         unreadable,
         threads,
     )
-    machine = hardware(choose_device(device))
+    how = sub.settled(how, handing)
+    machine = hardware(choose_device("auto" if handing else device))
+    sub.gather(runs)
 
     def plan() -> tuple[Plan, str]:
         """As it stands, and the machine that its times are for: this one, if it has any."""
@@ -103,17 +117,18 @@ def reproduce(
             nets=None if nets is None else nets.split(","),
             datasets=None if datasets is None else datasets.split(","),
             seeds=seeds,
-            precision=precision if listing else how.precision,
+            precision=precision if listing else how["precision"],
         )
 
     found, where = plan()
     if listing or not found.missing:
         _show(found, where, as_json)
         return
-    outcome = opt.carry_out(
+    outcome = sub.carry_out(
         found.missing,
         how,
         runs,
+        handing,
         data_dir=data_dir,
         width=fleet,
         stack=stack,
@@ -121,6 +136,8 @@ def reproduce(
         tensorboard=tensorboard,
         record_in=records / f"{names[0]}.jsonl",
     )
+    if outcome is None:
+        return
     if leads():
         _show(*plan(), as_json)
     opt.leave(outcome, "the same command")

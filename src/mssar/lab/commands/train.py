@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from mssar.lab.commands import options as opt
+from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
 from mssar.lab.recipes import RECIPES, Recipe, varied
 
@@ -114,6 +115,12 @@ def train(
     unreadable: opt.Unreadable = 0.01,
     threads: opt.Threads = None,
     tensorboard: opt.Tensorboard = False,
+    submit: sub.Submit = None,
+    tasks: sub.Tasks = None,
+    sbatch: sub.Sbatch = None,
+    dry_run: sub.DryRun = False,
+    status: sub.Status = False,
+    cancel: sub.Cancel = False,
 ) -> None:
     """Train networks; every combination of what is given is a run, several at once on a GPU.
 
@@ -123,12 +130,16 @@ def train(
     \b
     mssar train resnet20 --dataset cifar10 --recalibration none,mssar --seed 0,1,2
     mssar train resnet56 --dataset cifar100 --recalibration mssar --time-budget 9m --resume
+    mssar train resnet56 --seed 0,1,2 --submit slurm --time-budget 4h --sbatch partition=gpu
     mssar train --from timm:resnet50 --weights FILE --insert --dataset imagefolder --data-dir DIR
     torchrun --nproc-per-node 8 -m mssar train resnet18 --dataset imagefolder --data-dir DIR
     """
     from mssar.lab.commands.beginning import colours, initial
     from mssar.lab.engine.world import leads
 
+    if status or cancel:
+        sub.tell(runs, cancel=cancel)
+        return
     nets = [*(nets or []), *([from_] if from_ else [])]
     if not nets:
         raise ValueError("name a network, as in resnet20 or timm:resnet50")
@@ -173,7 +184,10 @@ def train(
         {net: initial(weights, net, runs if resume else None) for net in nets},
         {net: colours(mean, std, net, dataset) for net in nets},
     )
-    how = opt.execution(
+    handing = sub.asked(submit, tasks, sbatch, dry_run)
+    if handing and restart:
+        raise ValueError("--restart is for this process alone; with --submit name other --runs")
+    how = opt.settings(
         device,
         precision,
         compiled,
@@ -188,10 +202,11 @@ def train(
     budget = opt.seconds(time_budget)
     if leads():
         _ask(asked, runs, resume, restart)
-    outcome = opt.carry_out(
+    outcome = sub.carry_out(
         asked,
         how,
         runs,
+        handing,
         data_dir=data_dir,
         width=fleet,
         stack=stack,
@@ -200,6 +215,8 @@ def train(
         record_in=runs / "records.jsonl",
         anew=restart,
     )
+    if outcome is None:
+        return
     if outcome.records:
         _show(console(), outcome.records, runs)
     opt.leave(outcome, "the same command with --resume")

@@ -16,6 +16,12 @@ IMPATIENCE = 0.5  # seconds after which a second interrupt is meant
 RECENT = 9  # times of late that say how long something takes
 BLOCKS = 16  # of an epoch
 EPOCHS = 3  # of late that say how long one takes
+# That ask to stop. Schedulers send the last two before they end a job; not every system has them.
+SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+]
 
 
 class Typical:
@@ -115,7 +121,7 @@ class Clock:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """The first SIGTERM or interrupt asks to stop; a later interrupt is obeyed at once.
+        """The first of ``SIGNALS`` asks to stop; a later interrupt is obeyed at once.
 
         A second SIGTERM, or an interrupt that comes with the first signal, says nothing new:
         schedulers signal a process and its parent, which passes it on.
@@ -130,7 +136,7 @@ class Clock:
                 self.signal, asked = number, time.monotonic()
 
         before = {}
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             with suppress(ValueError):  # not the main thread
                 before[number] = signal.signal(number, ask)
         try:

@@ -1,0 +1,73 @@
+"""What became of a sweep: what is still going is asked of whoever has it, and the rest of files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from mssar.lab.cluster import local, slurm
+from mssar.lab.cluster.sweep import Note, Sweep, sweeps
+from mssar.lab.engine import checkpoint, result
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one task of a sweep stands."""
+
+    number: int
+    state: str  # in words
+    going: bool  # waits for a machine or works on one
+    runs: int
+    recorded: int
+    begun: int  # of the others: those that have a checkpoint
+    failures: tuple[str, ...] = ()
+
+
+def _whose(sweep: Sweep) -> ModuleType:
+    return slurm if "slurm" in sweep.job else local
+
+
+def states(sweep: Sweep) -> dict[int, str]:
+    """Of tasks that have not ended, in words."""
+    return dict(_whose(sweep).states(sweep))
+
+
+def cancel(sweep: Sweep) -> None:
+    """Ask all tasks to stop, which they do once they are saved."""
+    _whose(sweep).cancel(sweep)
+
+
+def tasks(sweep: Sweep) -> list[Standing]:
+    """Each of them."""
+    going, notes, found = states(sweep), sweep.notes(), list[Standing]()
+    for number, share in enumerate(sweep.shares):
+        places = [Path(sweep.order.runs) / run.name for run in share]
+        others = [place for place in places if not (place / result.NAME).exists()]
+        recorded = len(places) - len(others)
+        begun = sum(bool(checkpoint.checkpoints(place)) for place in others)
+        note = notes.get(number)
+        state = going.get(number) or _end(note, not others, bool(sweep.job))
+        failures = tuple(note.failures if note else ())
+        found.append(
+            Standing(number, state, number in going, len(share), recorded, begun, failures)
+        )
+    return found
+
+
+def _end(note: Note | None, done: bool, handed: bool) -> str:
+    """How a task ended that is nowhere to be seen."""
+    if done:
+        return "done"
+    if note is None:
+        return "lost" if handed else "never submitted"
+    return "failed" if note.failures else "stopped"
+
+
+def under_way(runs: Path) -> set[str]:
+    """Names of the runs that sweeps in a folder of runs are at."""
+    found = set[str]()
+    for sweep in sweeps(runs):
+        for number in states(sweep):
+            found |= {run.name for run in sweep.shares[number]}
+    return found

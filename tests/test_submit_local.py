@@ -1,0 +1,122 @@
+"""``--submit local``: processes of this machine, which may be killed or told to stop."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lab import assert_same, learnt, timeless, tiny_everywhere
+from slurm import until
+from typer.testing import CliRunner
+
+from mssar.lab import cli, records
+from mssar.lab.cluster import local, status, sweep
+
+WORDS = ["train", "resnet8", "--recalibration", "none,mssar", "--seed", "0,1", "--batch", "16",
+         "--dataset", "cifar10", "--lr", "0.02", "--device", "cpu", "--threads", "1"]  # fmt: skip
+TWO = ["--submit", "local", "--tasks", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tiny_everywhere(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+def mssar(*words: str) -> str:
+    result = CliRunner().invoke(cli.app, list(words))
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result.output
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "mssar", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def begun() -> sweep.Sweep:
+    """The sweep, as soon as both of its tasks have something to lose."""
+    until(lambda: bool(sweep.sweeps(Path("runs"))))
+    (made,) = sweep.sweeps(Path("runs"))
+    places = [[Path("runs", run.name) for run in share] for share in made.shares]
+    until(lambda: all(any(any(p.glob("epoch-*")) for p in share) for share in places))
+    return made
+
+
+def assert_as_alone(epochs: str) -> None:
+    """All four, each once, and bit for bit what one process makes of them."""
+    found = records.read(Path("runs/records.jsonl"))
+    assert len(found) == 4
+    mssar(*WORDS, "--epochs", epochs, "--runs", "alone")
+    alone = {str(record.run): record for record in records.read(Path("alone/records.jsonl"))}
+    for record in found:
+        assert timeless(record) == timeless(alone.pop(str(record.run)))
+    for place in Path("alone").glob("cifar10-*"):
+        assert_same(learnt(Path("runs", place.name)), learnt(place))
+
+
+def test_two_processes_train_what_one_would():
+    said = mssar(*WORDS, "--epochs", "2", *TWO)
+    assert "(4 of 4)" in said
+    assert_as_alone("2")
+    (made,) = sweep.sweeps(Path("runs"))
+    assert "4 of 4 runs recorded" in mssar("train", "--status")
+    assert {task.state for task in status.tasks(made)} == {"done"}
+    assert "nothing is left to submit" in mssar(*WORDS, "--epochs", "2", *TWO, "--resume")
+
+
+def test_what_a_killed_process_left_is_gone_on_with():
+    with started(*WORDS, "--epochs", "12", *TWO) as process:
+        made = begun()
+        os.kill(made.job["pids"][1], signal.SIGKILL)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "task 1 ended with signal 9" in said
+    assert [task.state for task in status.tasks(made)] == ["done", "lost"]
+    assert len(records.read(Path("runs/records.jsonl"))) < 4
+    mssar(*WORDS, "--epochs", "12", *TWO, "--resume")
+    assert_as_alone("12")
+
+
+def test_processes_go_on_without_the_one_that_started_them():
+    with started(*WORDS, "--epochs", "12", *TWO) as process:
+        made = begun()
+        process.kill()
+    said = mssar(*WORDS, "--epochs", "12", *TWO, "--resume", "--dry-run")
+    assert "nothing is left to submit" in said
+    until(lambda: not status.states(made))
+    assert "4 of 4 runs recorded" in mssar("train", "--status")
+    assert len(records.read(Path("runs/records.jsonl"))) == 4
+
+
+@pytest.mark.parametrize("by", ["cancel", "signal"])
+def test_what_is_told_to_stop_is_saved(by: str):
+    with started(*WORDS, "--epochs", "200", *TWO) as process:
+        begun()
+        if by == "cancel":
+            assert "cancelled" in mssar("train", "--cancel")
+        else:
+            process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by a signal; 4 runs saved or waiting" in said
+    assert "task 1, stopped: 0 of 2, 1 begun" in mssar("train", "--status")
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert local.gpus() == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5a,3")
+    assert local.gpus() == ["GPU-5a", "3"]
+    made = sweep.begin(sweep.Order([], "runs", "all.jsonl", {}), [])
+    say = [sys.executable, "-S", "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
+    statuses, _ = local.work(made, [say] * 3, local.gpus(), lambda: None)
+    assert statuses == [0, 0, 0]
+    assert [made.log(task).read_text() for task in range(3)] == ["GPU-5a\n", "3\n", "GPU-5a\n"]

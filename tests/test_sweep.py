@@ -1,0 +1,435 @@
+"""Sweeps in their files: who has which run, what is collected, what is said of it."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lab import arrays, tiny, tiny_everywhere, trained
+from typer.testing import CliRunner
+
+from mssar.durable import write_whole
+from mssar.lab import cli, records
+from mssar.lab.cluster import collect, local, slurm, status, sweep
+from mssar.lab.cluster.sweep import Note, Order, Sweep
+from mssar.lab.commands.task import carry_out, goes_on
+from mssar.lab.engine import checkpoint
+from mssar.lab.engine.clock import Clock
+from mssar.lab.engine.fleet import Outcome
+from mssar.lab.records import Record
+from mssar.lab.run import Initial, Run, usual_recipe
+
+HOW = {"device": "cpu", "precision": "fp32", "threads": 1}
+
+
+def begun(place: Path, *shares: list[Run], **more: object) -> Sweep:
+    order = Order(["train", "resnet8"], str(place / "runs"), str(place / "all.jsonl"), HOW, **more)
+    return sweep.begin(order, shares)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return trained(tiny(epochs=1), arrays(), tmp_path_factory.mktemp("run"))
+
+
+def finish(made: Sweep, run: Run, record: Record, **changes: object) -> Record:
+    """As if it had been trained."""
+    done = replace(record, **{"run": run.as_dict(), "id": f"of seed {run.seed}", **changes})
+    place = Path(made.order.runs) / run.name / "record.json"
+    write_whole(place, done.as_line().encode() + b"\n")
+    return done
+
+
+def seeds(path: Path) -> list[int]:
+    return sorted(record.run["seed"] for record in records.read(path))
+
+
+def runs(count: int) -> list[Run]:
+    return [tiny(seed, epochs=1) for seed in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "tasks", "sizes"), [(8, 2, [4, 4]), (7, 3, [2, 2, 3]), (2, 5, [1, 1]), (0, 3, [])]
+)
+def test_every_run_is_dealt_once_and_in_order(count: int, tasks: int, sizes: list[int]):
+    dealt = sweep.deal(runs(count), tasks)
+    assert [len(share) for share in dealt] == sizes
+    assert [run for share in dealt for run in share] == runs(count)
+
+
+def test_runs_that_can_be_trained_as_one_are_dealt_together():
+    mixed = [tiny(seed, kind) for seed in range(3) for kind in ("none", "mssar")]
+    first, second = sweep.deal(mixed, 2, stack=3)
+    assert {run.recalibration for run in first} == {"none"}
+    assert {run.recalibration for run in second} == {"mssar"}
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    weights = Initial("net.safetensors", "0" * 64, tmp_path / "net.safetensors")
+    shares = [[tiny(0), replace(tiny(1, "mssar"), weights=weights)], [tiny(2)]]
+    made = begun(tmp_path, *shares, budget=9.5, stack=2)
+    found = sweep.read(made.folder)
+    assert found == made
+    assert found.runs[1].weights.path == weights.path  # which equality leaves out
+    assert sweep.sweeps(tmp_path / "runs") == [made]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{}", "schema None"), ('{"schema": 1}', "weights"), ("[", "not JSON"), (None, "no sweep")],
+)
+def test_what_is_no_sweep_is_named(tmp_path: Path, content: str | None, said: str):
+    if content is not None:
+        (tmp_path / "sweep.json").write_text(content)
+    with pytest.raises(ValueError, match=said) as error:
+        sweep.read(tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_collecting_again_adds_nothing(tmp_path: Path, record: Record):
+    made = begun(tmp_path, runs(2), runs(3)[2:])
+    every = tmp_path / "all.jsonl"
+    assert collect.collect(made) == ([], [])
+    assert not every.exists()
+    for run in made.runs[:2]:
+        finish(made, run, record)
+    added, _ = collect.collect(made)
+    assert len(added) == 2
+    before = every.read_bytes()
+    assert collect.collect(made) == ([], [])
+    assert every.read_bytes() == before
+    finish(made, made.runs[2], record)
+    assert [r.run["seed"] for r in collect.collect(made)[0]] == [2]
+    assert seeds(every) == [0, 1, 2]
+
+
+def test_many_collect_at_once_while_many_finish(tmp_path: Path, record: Record):
+    made = begun(tmp_path, *([run] for run in runs(24)))
+    added, over = list[int](), threading.Event()
+
+    def collecting() -> None:
+        last = False
+        while not last:
+            last = over.is_set()  # once more when all are there
+            found, problems = collect.collect(made)
+            added.extend(r.run["seed"] for r in found)
+            assert not problems
+
+    def finishing(share: list[Run]) -> None:
+        for run in share:
+            finish(made, run, record)
+
+    workers = [threading.Thread(target=finishing, args=(made.runs[n::6],)) for n in range(6)]
+    collectors = [threading.Thread(target=collecting) for _ in range(4)]
+    for thread in (*collectors, *workers):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    over.set()
+    for thread in collectors:
+        thread.join()
+    assert seeds(tmp_path / "all.jsonl") == [*range(24)]
+    assert sorted(added) == [*range(24)]  # each was one collector's
+
+
+@pytest.mark.parametrize("finished", ["1970-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"])
+def test_a_run_that_was_claimed_twice_is_one_record_whatever_clocks_say(
+    tmp_path: Path, record: Record, finished: str
+):
+    first, second = begun(tmp_path, runs(1)), begun(tmp_path, runs(1))
+    kept = finish(first, first.runs[0], record)
+    assert collect.collect(first) == ([kept], [])
+    finish(second, second.runs[0], record, id="another", finished=finished)
+    assert collect.collect(second) == collect.collect(first) == ([], [])
+    assert records.read(tmp_path / "all.jsonl") == [kept]
+
+
+def test_the_same_run_on_other_data_or_in_another_precision_is_another(
+    tmp_path: Path, record: Record
+):
+    made = begun(tmp_path, runs(1))
+    finish(made, made.runs[0], record)
+    collect.collect(made)
+    finish(made, made.runs[0], record, data={**record.data, "checksum": "other"})
+    assert len(collect.collect(made)[0]) == 1
+    finish(made, made.runs[0], record, execution={**record.execution, "precision": "bf16"})
+    assert len(collect.collect(made)[0]) == 1
+
+
+def test_a_damaged_record_is_named_and_costs_no_other(tmp_path: Path, record: Record):
+    made = begun(tmp_path, runs(2))
+    torn = Path(made.order.runs) / made.runs[0].name / "record.json"
+    finish(made, made.runs[0], record)
+    torn.write_text(torn.read_text()[:100])
+    finish(made, made.runs[1], record)
+    added, (problem,) = collect.collect(made)
+    assert [r.run["seed"] for r in added] == [1]
+    assert str(torn) in problem
+
+
+def test_half_a_line_among_the_records_does_not_count(tmp_path: Path, record: Record):
+    made = begun(tmp_path, runs(1))
+    done = finish(made, made.runs[0], record)
+    (tmp_path / "all.jsonl").write_text(done.as_line()[:-1])  # cut off by a full disk, say
+    assert collect.collect(made) == ([done], [])
+
+
+@contextmanager
+def held(made: Sweep, task: int) -> Iterator[None]:
+    """By somebody else."""
+    inside, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with made.taken(task):
+            inside.set()
+            done.wait(20)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    inside.wait(20)
+    try:
+        yield
+    finally:
+        done.set()
+        other.join()
+
+
+def test_a_task_that_was_started_twice_waits_for_itself(tmp_path: Path):
+    made = begun(tmp_path, runs(1), runs(2)[1:])
+    reached = threading.Event()
+
+    def twin() -> None:
+        with made.taken(0):
+            reached.set()
+
+    with held(made, 0):
+        assert made.is_taken(0)
+        assert not made.is_taken(1)
+        second = threading.Thread(target=twin)
+        second.start()
+        assert not reached.wait(0.5)
+    second.join(20)
+    assert reached.is_set()
+    assert not made.is_taken(0)
+
+
+def test_status_tells_done_from_stopped_failed_and_lost(tmp_path: Path, record: Record):
+    made = begun(tmp_path, *([run] for run in runs(6)))
+    assert {task.state for task in status.tasks(made)} == {"never submitted"}
+    made.handed_to(host="somewhere", pids=[0] * 6)
+    finish(made, made.runs[0], record)
+    made.note(1, Note(left=1, signal=15))
+    made.note(2, Note(failures=["the loss is nan"]))
+    place = Path(made.order.runs) / made.runs[3].name
+    progress = checkpoint.Progress(made.runs[3].as_dict(), "", "fp32", "", "", epoch=1)
+    place.mkdir()
+    checkpoint.save(place, progress, {"x": torch.zeros(1)})
+    with held(made, 5):
+        found = status.tasks(made)
+    assert [task.state for task in found] == [
+        "done",
+        "stopped",
+        "failed",
+        "lost",
+        "lost",
+        "running on somewhere",
+    ]
+    assert [task.recorded for task in found] == [1, 0, 0, 0, 0, 0]
+    assert [task.begun for task in found] == [0, 0, 0, 1, 0, 0]
+    assert [task.going for task in found] == [False] * 5 + [True]
+    assert found[2].failures == ("the loss is nan",)
+
+
+def test_what_a_sweep_is_at_is_under_way_and_what_it_lost_is_not(tmp_path: Path):
+    made = begun(tmp_path, runs(2), runs(3)[2:])
+    made.handed_to(host="here", pids=[0, 0])
+    with held(made, 1):
+        assert status.under_way(tmp_path / "runs") == {made.runs[2].name}
+    assert status.under_way(tmp_path / "runs") == set()
+
+
+def test_of_another_machine_processes_are_not_signalled(tmp_path: Path):
+    made = begun(tmp_path, runs(1))
+    made.handed_to(host="another", pids=[1])
+    with pytest.raises(ValueError, match="works on another; cancel it there"):
+        local.cancel(made)
+
+
+def test_a_task_trains_its_share_and_leaves_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tiny_everywhere(monkeypatch)
+    monkeypatch.setattr("sys.argv", ["task"])
+    made = begun(tmp_path, runs(1), runs(2)[1:])
+    made.note(1, Note(left=1, signal=15))  # of when it was stopped
+    outcome = carry_out(made.folder, 1)
+    assert [r.run["seed"] for r in outcome.records] == [1]
+    assert outcome.records[0].command == "mssar train resnet8"
+    assert made.notes() == {1: Note()}
+    assert seeds(tmp_path / "all.jsonl") == []  # it writes in the run's folder alone
+    collect.collect(made)
+    assert seeds(tmp_path / "all.jsonl") == [1]
+    with pytest.raises(ValueError, match="has tasks 0 to 1; got 2"):
+        carry_out(made.folder, 2)
+
+
+def test_why_a_task_failed_is_in_its_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tiny_everywhere(monkeypatch)
+    monkeypatch.setattr("sys.argv", ["task"])
+    made = begun(tmp_path, [replace(runs(1)[0], dataset="cifar10")])
+    monkeypatch.setattr("mssar.lab.data.load", lambda *_: json.loads("no data"))
+    with pytest.raises(ValueError, match="Expecting value"):
+        carry_out(made.folder, 0)
+    assert made.notes()[0].left == 1
+    assert "Expecting value" in made.notes()[0].failures[0]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (Outcome(), False),
+        (Outcome(left=runs(1)), True),  # its time is used up
+        (Outcome(left=runs(1), signal=signal.SIGUSR1), True),
+        (Outcome(left=runs(1), signal=signal.SIGUSR2), True),
+        (Outcome(left=runs(1), signal=signal.SIGTERM), False),  # cancelled, or Slurm sees to it
+        (Outcome(left=runs(1), short=1.0), False),  # for ever
+        (Outcome(failures=["nan"]), False),
+    ],
+)
+def test_what_is_queued_again(outcome: Outcome, expected: bool):
+    assert goes_on(outcome) is expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_what_a_scheduler_warns_by_asks_to_stop(number: signal.Signals):
+    clock, before = Clock(None), signal.getsignal(number)
+    with clock.listening():
+        assert not clock.expired(0)
+        os.kill(os.getpid(), number)
+        assert clock.expired(0)
+    assert clock.signal == number
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("budget", "minutes", "seconds"), [(5, 2, 5), (90, 2, 60), (3600, 60, 3540), (3601, 61, 3600)]
+)
+def test_the_time_budget_follows_the_limit(budget: float, minutes: int, seconds: float):
+    assert slurm.limit(budget) == (minutes, seconds)
+
+
+def test_options_of_the_user_count_most():
+    found = slurm.parameters("mssar", 240, True, ["gpus_per_node=a100:2", "--exclusive", "mem=8G"])
+    assert found == {
+        "job-name": "mssar",
+        "time": 240,
+        "requeue": True,
+        "gpus-per-node": "a100:2",
+        "exclusive": True,
+        "mem": "8G",
+    }
+    assert "gpus-per-node" not in slurm.parameters("mssar", 240, False)
+
+
+TRAIN = ("train", "resnet8", "--dataset", "cifar10", "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*TRAIN, "--submit", "pbs"], "--submit is slurm or local; got 'pbs'"),
+        ([*TRAIN, "--tasks", "2"], "--tasks goes with --submit"),
+        ([*TRAIN, "--dry-run"], "--dry-run goes with --submit"),
+        ([*TRAIN, "--submit", "local", "--sbatch", "mem=1G"], "--sbatch goes with --submit slurm"),
+        ([*TRAIN, "--submit", "local", "--restart"], "with --submit name other --runs"),
+        ([*TRAIN, "--submit", "slurm"], "needs the time of each task: --time-budget 4h"),
+        (
+            [*TRAIN, "--submit", "slurm", "--time-budget", "1h", "--sbatch", "time=9"],
+            "Slurm's limit is what --time-budget says",
+        ),
+        (
+            [*TRAIN, "--submit", "slurm", "--time-budget", "1h", "--sbatch", "=9"],
+            "--sbatch is one of sbatch's options, as partition=gpu; got '=9'",
+        ),
+        ([*TRAIN, "--submit", "slurm", "--time-budget", "1h"], "Slurm's sbatch, which is not here"),
+        (
+            ["train", "resnet8", "--device", "cuda:1", "--submit", "slurm", "--time-budget", "1h"],
+            "on a cluster --device is cuda or cpu; got 'cuda:1'",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+):
+    tiny_everywhere(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(cli.app, words)
+    assert isinstance(result.exception, ValueError)
+    assert said in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_it_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also where neither Slurm nor a GPU is."""
+    tiny_everywhere(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["reproduce", "table3", "--nets", "resnet20", "--seeds", "3", "--dry-run"]
+    words += ["--submit", "slurm", "--time-budget", "4h", "--sbatch", "partition=gpu"]
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 0, result.exception
+    said = result.stdout.splitlines()
+    assert said[:6] == [
+        "would submit 24 runs in 6 tasks (slurm)",
+        "  --job-name=mssar",
+        "  --time=240",
+        "  --requeue",
+        "  --gpus-per-node=1",
+        "  --partition=gpu",
+    ]
+    assert [line for line in said if line.startswith("task")] == [
+        f"task {number}:" for number in range(6)
+    ]
+    assert len({line for line in said if line.startswith("  cifar")}) == 24
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_what_ends_while_it_is_asked_for_is_not_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its record may have come just after they were collected."""
+    tiny_everywhere(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    recipe = usual_recipe("resnet8", "cifar10")
+    asked = [Run("resnet8", dataset="cifar10", recipe=recipe, seed=seed) for seed in (0, 1)]
+    made = sweep.begin(Order([], "runs", "runs/records.jsonl", HOW), [asked])
+    made.handed_to(host="here", pids=[0])
+    words = ["train", "resnet8", "--dataset", "cifar10", "--device", "cpu", "--seed", "0,1"]
+    real = collect.collect
+    with ExitStack() as task:
+        task.enter_context(held(made, 0))
+
+        def ends(of: Sweep) -> tuple[list[Record], list[str]]:
+            found = real(of)
+            task.close()
+            return found
+
+        monkeypatch.setattr(collect, "collect", ends)
+        result = CliRunner().invoke(cli.app, [*words, "--submit", "local", "--dry-run"])
+    assert result.exit_code == 0, result.exception
+    assert "nothing is left to submit" in result.stdout
+    assert "2 runs under way already" in result.stderr
+
+
+def test_nothing_was_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for verb in ("train", "reproduce", "compare"):
+        result = CliRunner().invoke(cli.app, [verb, "--status"])
+        assert (result.exit_code, result.exception) == (0, None)
+        assert "nothing was submitted from runs" in result.stdout
