@@ -1,5 +1,6 @@
 """``--submit local``: processes of this machine, which may be killed or told to stop."""
 
+import json
 import os
 import signal
 import subprocess
@@ -101,6 +102,19 @@ def test_what_is_told_to_stop_is_saved():
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by a signal; 4 runs saved or waiting" in said
     assert "task 1, stopped: 0 of 2, 1 begun" in mssar("train", "--status")
+
+
+def test_what_is_compared_is_trained_by_others_and_shown_here():
+    words = ["compare", "resnet8", "--modules", "none,mssar", "--dataset", "cifar10", "--seeds"]
+    more = ["--epochs", "1", "--batch", "16", "--seconds", "0", "--device", "cpu", "--json"]
+    result = CliRunner().invoke(cli.app, [*words, "1", *more, "--submit", "local"])
+    assert "(2 of 2)" in result.stderr, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["recalibration"] for row in rows] == ["none", "mssar"]
+    (made,) = sweep.sweeps(Path("runs/compare"))
+    assert [run.recalibration for run in made.shares[0]] == ["none", "mssar"]
+    assert "2 of 2 runs recorded" in mssar("compare", "--status")
+    assert "would submit 2 runs" in mssar(*words, "2", *more, "--submit", "local", "--dry-run")
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):
