@@ -191,14 +191,13 @@ def _locally(handing: Handing, order: Order, left: list[Run]) -> Outcome | None:
         return None if handing.dry_run else Outcome()
     sweep = sweeps.begin(order, shares)
     _progress(f"{sweep.name}: {_runs(len(left))} in {_tasks(len(shares))}; logs in {sweep.folder}")
-    outcome, seen = Outcome(), set[str]()
+    outcome = Outcome(left=list(left))
 
     def look() -> None:
-        found, _ = collect.of(sweep)
-        new = [record for record in found if record.id not in seen]
-        collect.into(Path(order.record_in), new)
-        for record in new:
-            seen.add(record.id)
+        found, _ = collect.of(sweep, outcome.left)
+        collect.into(Path(order.record_in), found)
+        for record in found:
+            outcome.left = [run for run in outcome.left if run.as_dict() != record.run]
             outcome.records.append(record)
             what = " ".join(str(record.run[name]) for name in ("network", "recalibration"))
             done = f"{len(outcome.records)} of {len(left)}"
@@ -218,9 +217,8 @@ def _locally(handing: Handing, order: Order, left: list[Run]) -> Outcome | None:
             outcome.signal = outcome.signal or notes[number].signal
         elif not outcome.signal:
             outcome.failures.append(_vanished(number, status, sweep))
-    if outcome.signal or not outcome.failures:
-        recorded = [record.run for record in outcome.records]
-        outcome.left = [run for run in left if run.as_dict() not in recorded]
+    if outcome.failures and not outcome.signal:
+        outcome.left = []  # they say it
     return outcome
 
 
