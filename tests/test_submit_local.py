@@ -1,5 +1,6 @@
 """``--submit local``: processes of this machine, which may be killed or told to stop."""
 
+import json
 import os
 import signal
 import subprocess
@@ -49,11 +50,25 @@ def begun() -> sweep.Sweep:
     return made
 
 
-def assert_as_alone(epochs: str) -> None:
-    """All four, each once, and bit for bit what one process makes of them."""
+def test_a_process_is_killed_and_all_comes_out_as_if_one_had_trained_it():
+    with started(*WORDS, "--epochs", "12", *TWO) as process:
+        made = begun()
+        os.kill(made.job["pids"][1], signal.SIGKILL)
+        _, said = process.communicate(timeout=240)
+    assert process.returncode == 1
+    assert "task 1 ended with signal 9" in said
+    assert [task.state for task in status.tasks(made)] == ["done", "lost"]
+    before = records.read(Path("runs/records.jsonl"))
+    assert 2 <= len(before) < 4
+    again = [*WORDS, "--epochs", "12", "--submit", "local", "--resume"]
+    assert f"({4 - len(before)} of {4 - len(before)})" in mssar(*again)
+    assert "4 of 4 runs recorded" in mssar("train", "--status")
+    assert "nothing is left to submit" in mssar(*again)
+
     found = records.read(Path("runs/records.jsonl"))
+    assert found[: len(before)] == before
     assert len(found) == 4
-    mssar(*WORDS, "--epochs", epochs, "--runs", "alone")
+    mssar(*WORDS, "--epochs", "12", "--runs", "alone")
     alone = {str(record.run): record for record in records.read(Path("alone/records.jsonl"))}
     for record in found:
         assert timeless(record) == timeless(alone.pop(str(record.run)))
@@ -61,52 +76,45 @@ def assert_as_alone(epochs: str) -> None:
         assert_same(learnt(Path("runs", place.name)), learnt(place))
 
 
-def test_two_processes_train_what_one_would():
-    said = mssar(*WORDS, "--epochs", "2", *TWO)
-    assert "(4 of 4)" in said
-    assert_as_alone("2")
-    (made,) = sweep.sweeps(Path("runs"))
-    assert "4 of 4 runs recorded" in mssar("train", "--status")
-    assert {task.state for task in status.tasks(made)} == {"done"}
-    assert "nothing is left to submit" in mssar(*WORDS, "--epochs", "2", *TWO, "--resume")
-
-
-def test_what_a_killed_process_left_is_gone_on_with():
-    with started(*WORDS, "--epochs", "12", *TWO) as process:
-        made = begun()
-        os.kill(made.job["pids"][1], signal.SIGKILL)
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "task 1 ended with signal 9" in said
-    assert [task.state for task in status.tasks(made)] == ["done", "lost"]
-    assert len(records.read(Path("runs/records.jsonl"))) < 4
-    mssar(*WORDS, "--epochs", "12", *TWO, "--resume")
-    assert_as_alone("12")
-
-
-def test_processes_go_on_without_the_one_that_started_them():
-    with started(*WORDS, "--epochs", "12", *TWO) as process:
+def test_processes_go_on_without_the_one_that_started_them_until_they_are_cancelled():
+    with started(*WORDS, "--epochs", "2000", *TWO) as process:
         made = begun()
         process.kill()
-    said = mssar(*WORDS, "--epochs", "12", *TWO, "--resume", "--dry-run")
-    assert "nothing is left to submit" in said
+        process.communicate()
+    then = {*Path("runs").glob("*/epoch-*")}
+    until(lambda: not then & {*Path("runs").glob("*/epoch-*")})  # all have been replaced
+    again = mssar(*WORDS, "--epochs", "2000", *TWO, "--resume", "--dry-run")
+    assert "nothing is left to submit" in again
+    assert "task 0, running on" in mssar("train", "--status")
+    assert "cancelled; what was begun is saved" in mssar("train", "--cancel")
     until(lambda: not status.states(made))
-    assert "4 of 4 runs recorded" in mssar("train", "--status")
-    assert len(records.read(Path("runs/records.jsonl"))) == 4
+    assert {number: (note.left, note.signal) for number, note in made.notes().items()} == {
+        0: (2, signal.SIGTERM),
+        1: (2, signal.SIGTERM),
+    }
 
 
-@pytest.mark.parametrize("by", ["cancel", "signal"])
-def test_what_is_told_to_stop_is_saved(by: str):
-    with started(*WORDS, "--epochs", "200", *TWO) as process:
+def test_what_is_told_to_stop_is_saved():
+    with started(*WORDS, "--epochs", "2000", *TWO) as process:
         begun()
-        if by == "cancel":
-            assert "cancelled" in mssar("train", "--cancel")
-        else:
-            process.terminate()
-        _, said = process.communicate(timeout=60)
+        process.terminate()
+        _, said = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by a signal; 4 runs saved or waiting" in said
     assert "task 1, stopped: 0 of 2, 1 begun" in mssar("train", "--status")
+
+
+def test_what_is_compared_is_trained_by_others_and_shown_here():
+    words = ["compare", "resnet8", "--modules", "none,mssar", "--dataset", "cifar10", "--seeds"]
+    more = ["--epochs", "1", "--batch", "16", "--seconds", "0", "--device", "cpu", "--json"]
+    result = CliRunner().invoke(cli.app, [*words, "1", *more, "--submit", "local"])
+    assert "(2 of 2)" in result.stderr, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["recalibration"] for row in rows] == ["none", "mssar"]
+    (made,) = sweep.sweeps(Path("runs/compare"))
+    assert [run.recalibration for run in made.shares[0]] == ["none", "mssar"]
+    assert "2 of 2 runs recorded" in mssar("compare", "--status")
+    assert "would submit 2 runs" in mssar(*words, "2", *more, "--submit", "local", "--dry-run")
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):

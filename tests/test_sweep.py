@@ -423,7 +423,7 @@ def test_what_ends_while_it_is_asked_for_is_not_submitted_again(
         monkeypatch.setattr(collect, "collect", ends)
         result = CliRunner().invoke(cli.app, [*words, "--submit", "local", "--dry-run"])
     assert result.exit_code == 0, result.exception
-    assert "nothing is left to submit" in result.stdout
+    assert "nothing is left to submit" in result.stderr
     assert "2 runs under way already" in result.stderr
 
 

@@ -15,6 +15,7 @@ from mssar.lab import lines, records
 from mssar.lab.cluster.sweep import Sweep
 from mssar.lab.engine.result import finished
 from mssar.lab.records import Record
+from mssar.lab.run import Run
 
 
 def key(record: Record) -> str:
@@ -23,10 +24,10 @@ def key(record: Record) -> str:
     return json.dumps([record.run, *how], sort_keys=True)
 
 
-def of(sweep: Sweep) -> tuple[list[Record], list[str]]:
-    """The records of a sweep's runs so far, and what is wrong with some."""
+def of(sweep: Sweep, runs: Iterable[Run]) -> tuple[list[Record], list[str]]:
+    """The records of some of a sweep's runs so far, and what is wrong with others."""
     found, problems = list[Record](), list[str]()
-    for run in sweep.runs:
+    for run in runs:
         try:
             if record := finished(Path(sweep.order.runs) / run.name):
                 found.append(record)
@@ -68,5 +69,5 @@ def _readable(there: Iterable[str]) -> list[Record]:
 
 def collect(sweep: Sweep) -> tuple[list[Record], list[str]]:
     """Bring a sweep's records together; those that are new, and what is wrong with others."""
-    found, problems = of(sweep)
+    found, problems = of(sweep, sweep.runs)
     return into(Path(sweep.order.record_in), found), problems

@@ -190,19 +190,18 @@ def _locally(handing: Handing, order: Order, left: list[Run]) -> Outcome | None:
     if _only_said(handing, shares, {}):
         return None if handing.dry_run else Outcome()
     sweep = sweeps.begin(order, shares)
-    typer.echo(f"{sweep.name}: {_runs(len(left))} in {_tasks(len(shares))}; logs in {sweep.folder}")
-    outcome, seen = Outcome(), set[str]()
+    _progress(f"{sweep.name}: {_runs(len(left))} in {_tasks(len(shares))}; logs in {sweep.folder}")
+    outcome = Outcome(left=list(left))
 
     def look() -> None:
-        found, _ = collect.of(sweep)
-        new = [record for record in found if record.id not in seen]
-        collect.into(Path(order.record_in), new)
-        for record in new:
-            seen.add(record.id)
+        found, _ = collect.of(sweep, outcome.left)
+        collect.into(Path(order.record_in), found)
+        for record in found:
+            outcome.left = [run for run in outcome.left if run.as_dict() != record.run]
             outcome.records.append(record)
             what = " ".join(str(record.run[name]) for name in ("network", "recalibration"))
             done = f"{len(outcome.records)} of {len(left)}"
-            typer.echo(
+            _progress(
                 f"{what}, {record.run['dataset']}, seed {record.run['seed']}: "
                 f"error {record.error:.2f} % ({done})"
             )
@@ -218,9 +217,8 @@ def _locally(handing: Handing, order: Order, left: list[Run]) -> Outcome | None:
             outcome.signal = outcome.signal or notes[number].signal
         elif not outcome.signal:
             outcome.failures.append(_vanished(number, status, sweep))
-    if outcome.signal or not outcome.failures:
-        recorded = [record.run for record in outcome.records]
-        outcome.left = [run for run in left if run.as_dict() not in recorded]
+    if outcome.failures and not outcome.signal:
+        outcome.left = []  # they say it
     return outcome
 
 
@@ -259,7 +257,7 @@ def _left(
 def _only_said(handing: Handing, shares: Sequence[Sequence[Run]], options: dict[str, Any]) -> bool:
     """Whether that is all: nothing is to be submitted, or nothing is left."""
     if not shares:
-        typer.echo("nothing is left to submit")
+        typer.echo("nothing is left to submit", err=True)
         return True
     if not handing.dry_run:
         return False
@@ -320,6 +318,11 @@ def _tell(sweep: Sweep) -> None:
     _complain(line for task in tasks for line in task.failures)
     if not any(task.going for task in tasks):
         typer.echo("  the same command goes on with what is left (train: with --resume)")
+
+
+def _progress(line: str) -> None:
+    """Apart from what the verb prints, which may be JSON."""
+    typer.echo(line, err=True)
 
 
 def _complain(lines: Iterable[str]) -> None:
