@@ -146,7 +146,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
     if os.geteuid() != 0:
         lack("the daemons are root's")
     pytest.importorskip("submitit")
-    with tempfile.TemporaryDirectory(prefix="slurm-") as place:
+    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         for name in ("state", *NODES):
             (folder / name).mkdir()

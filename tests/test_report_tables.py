@@ -186,7 +186,7 @@ def test_findings_say_what_the_numbers_say():
     )
     (said,) = claims(tables.paper_tables([*recorded[:2], *recorded[3:5]]))
     assert said == (
-        f"{begins} {other} (published: 1.00 lower). From 2 of each nothing can be said."
+        f"{begins} {other} (published: 1.00 lower). With so few runs that may be chance."
     )
     (cover,) = coverage(made)
     assert cover.startswith("2 of the 85 cells")

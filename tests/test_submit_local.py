@@ -41,18 +41,19 @@ def started(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def begun() -> sweep.Sweep:
-    """The sweep, as soon as both of its tasks have something to lose."""
+def begun(*tasks: int) -> sweep.Sweep:
+    """The sweep, as soon as these of its tasks have something to lose."""
     until(lambda: bool(sweep.sweeps(Path("runs"))))
     (made,) = sweep.sweeps(Path("runs"))
     places = [[Path("runs", run.name) for run in share] for share in made.shares]
+    places = [places[task] for task in tasks]
     until(lambda: all(any(any(p.glob("epoch-*")) for p in share) for share in places))
     return made
 
 
 def test_a_process_is_killed_and_all_comes_out_as_if_one_had_trained_it():
-    with started(*WORDS, "--epochs", "12", *TWO) as process:
-        made = begun()
+    with started(*WORDS, "--epochs", "40", *TWO) as process:
+        made = begun(1)
         os.kill(made.job["pids"][1], signal.SIGKILL)
         _, said = process.communicate(timeout=240)
     assert process.returncode == 1
@@ -60,7 +61,7 @@ def test_a_process_is_killed_and_all_comes_out_as_if_one_had_trained_it():
     assert [task.state for task in status.tasks(made)] == ["done", "lost"]
     before = records.read(Path("runs/records.jsonl"))
     assert 2 <= len(before) < 4
-    again = [*WORDS, "--epochs", "12", "--submit", "local", "--resume"]
+    again = [*WORDS, "--epochs", "40", "--submit", "local", "--resume"]
     assert f"({4 - len(before)} of {4 - len(before)})" in mssar(*again)
     assert "4 of 4 runs recorded" in mssar("train", "--status")
     assert "nothing is left to submit" in mssar(*again)
@@ -68,7 +69,7 @@ def test_a_process_is_killed_and_all_comes_out_as_if_one_had_trained_it():
     found = records.read(Path("runs/records.jsonl"))
     assert found[: len(before)] == before
     assert len(found) == 4
-    mssar(*WORDS, "--epochs", "12", "--runs", "alone")
+    mssar(*WORDS, "--epochs", "40", "--runs", "alone")
     alone = {str(record.run): record for record in records.read(Path("alone/records.jsonl"))}
     for record in found:
         assert timeless(record) == timeless(alone.pop(str(record.run)))
@@ -78,7 +79,7 @@ def test_a_process_is_killed_and_all_comes_out_as_if_one_had_trained_it():
 
 def test_processes_go_on_without_the_one_that_started_them_until_they_are_cancelled():
     with started(*WORDS, "--epochs", "2000", *TWO) as process:
-        made = begun()
+        made = begun(0, 1)
         process.kill()
         process.communicate()
     then = {*Path("runs").glob("*/epoch-*")}
@@ -96,7 +97,7 @@ def test_processes_go_on_without_the_one_that_started_them_until_they_are_cancel
 
 def test_what_is_told_to_stop_is_saved():
     with started(*WORDS, "--epochs", "2000", *TWO) as process:
-        begun()
+        begun(0, 1)
         process.terminate()
         _, said = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM

@@ -292,10 +292,14 @@ def test_why_a_task_failed_is_in_its_note(tmp_path: Path, monkeypatch: pytest.Mo
     ("outcome", "expected"),
     [
         (Outcome(), False),
-        (Outcome(left=runs(1)), True),  # its time is used up
-        (Outcome(left=runs(1), signal=signal.SIGUSR1), True),
-        (Outcome(left=runs(1), signal=signal.SIGUSR2), True),
-        (Outcome(left=runs(1), signal=signal.SIGTERM), False),  # cancelled, or Slurm sees to it
+        (Outcome(left=runs(1), moved=True), True),  # its time is used up
+        (Outcome(left=runs(1), moved=True, signal=signal.SIGUSR1), True),
+        (Outcome(left=runs(1), moved=True, signal=signal.SIGUSR2), True),
+        (Outcome(left=runs(1), signal=signal.SIGUSR2), False),  # for ever
+        (
+            Outcome(left=runs(1), moved=True, signal=signal.SIGTERM),
+            False,
+        ),  # cancelled, or Slurm sees to it
         (Outcome(left=runs(1), short=1.0), False),  # for ever
         (Outcome(failures=["nan"]), False),
     ],
@@ -359,6 +363,10 @@ TRAIN = ("train", "resnet8", "--dataset", "cifar10", "--device", "cpu")
         (
             ["train", "resnet8", "--device", "cuda:1", "--submit", "slurm", "--time-budget", "1h"],
             "on a cluster --device is cuda or cpu; got 'cuda:1'",
+        ),
+        (
+            ["train", "resnet8", "--device", "cuda:1", "--submit", "local"],
+            "takes every GPU of CUDA_VISIBLE_DEVICES; got 'cuda:1'",
         ),
     ],
 )
@@ -433,3 +441,47 @@ def test_nothing_was_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         result = CliRunner().invoke(cli.app, [verb, "--status"])
         assert (result.exit_code, result.exception) == (0, None)
         assert "nothing was submitted from runs" in result.stdout
+
+
+def test_slurm_is_not_asked_about_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Record
+):
+    """Nor needed to look at it, on a machine that has none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = begun(tmp_path, runs(1), runs(2)[1:])
+    made.handed_to(slurm="7")
+    finish(made, made.runs[0], record)
+    with pytest.raises(ValueError, match="which is not here"):
+        status.states(made)
+    finish(made, made.runs[1], record)
+    assert status.states(made) == {}
+    assert status.under_way(tmp_path / "runs") == set()
+
+
+def test_who_submits_meanwhile_waits_until_it_can_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tiny_everywhere(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    recipe = usual_recipe("resnet8", "cifar10")
+    asked = [Run("resnet8", dataset="cifar10", recipe=recipe)]
+    words = ["train", "resnet8", "--dataset", "cifar10", "--device", "cpu", "--submit", "local"]
+    said = list[str]()
+
+    def other() -> None:
+        said.append(CliRunner().invoke(cli.app, words).output)
+
+    with sweep.alone(Path("runs")):
+        second = threading.Thread(target=other)
+        second.start()
+        second.join(1)
+        assert not said
+        made = sweep.begin(Order([], "runs", "runs/records.jsonl", HOW), [asked])
+        made.handed_to(host="here", pids=[0])
+        task = ExitStack()
+        task.enter_context(held(made, 0))
+    with task:
+        second.join(60)
+    assert "1 run under way already" in said[0]
+    assert "nothing is left to submit" in said[0]
+    assert len(sweep.sweeps(Path("runs"))) == 1

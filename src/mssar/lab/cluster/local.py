@@ -30,12 +30,14 @@ def work(
     commands: Sequence[Sequence[str]],
     devices: Sequence[str],
     look: Callable[[], None],
+    taken: Callable[[], None],
 ) -> tuple[list[int], int | None]:
     """Start a process for each task and wait for all; their exit statuses, and a signal that came.
 
-    Signals are passed on. ``look`` is called while they work. They go on without this process.
+    Signals are passed on. ``look`` is called while they work, and ``taken`` once, when all of them
+    can be seen to work. They go on without this process.
     """
-    clock, passed = Clock(None), False
+    clock, passed, starting = Clock(None), False, True
     with clock.listening():
         processes = [_start(sweep, task, words, devices) for task, words in enumerate(commands)]
         sweep.handed_to(host=socket.gethostname(), pids=[process.pid for process in processes])
@@ -44,6 +46,12 @@ def work(
                 passed = True
                 for process in processes:
                     process.terminate()
+            if starting and all(
+                sweep.is_taken(task) or process.poll() is not None
+                for task, process in enumerate(processes)
+            ):
+                starting = False
+                taken()
             look()
             time.sleep(LOOK)
     return [process.returncode for process in processes], clock.signal

@@ -29,7 +29,10 @@ def _whose(sweep: Sweep) -> ModuleType:
 
 
 def states(sweep: Sweep) -> dict[int, str]:
-    """Of tasks that have not ended, in words."""
+    """Of tasks that have not ended, in words. Nobody is asked about a sweep that is done."""
+    folder = Path(sweep.order.runs)
+    if all((folder / run.name / result.NAME).exists() for run in sweep.runs):
+        return {}
     return dict(_whose(sweep).states(sweep))
 
 

@@ -138,6 +138,12 @@ def begin(order: Order, shares: Sequence[Sequence[Run]]) -> Sweep:
     return sweep
 
 
+def alone(runs: Path) -> FileLock:
+    """For who submits: until others can see what he has taken."""
+    make_folder(runs / FOLDER)
+    return FileLock(runs / FOLDER / ".lock")
+
+
 def read(folder: Path) -> Sweep:
     """A sweep that was begun; a ValueError says what is wrong with it."""
     path = folder / NAME

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -72,6 +73,10 @@ class Handing:
         if self.way == "local":
             from mssar.lab.engine.execution import choose_device
 
+            if ":" in device:
+                raise ValueError(
+                    f"--submit local takes every GPU of CUDA_VISIBLE_DEVICES; got {device!r}"
+                )
             device = choose_device(device).type
         elif device == "auto":
             device = "cuda"
@@ -145,12 +150,14 @@ def hand_on(
     from mssar.lab.cluster import sweep as sweeps
 
     how = handing.settled(how)
-    left = _left(runs, how["precision"], folder, data_dir, record_in)
-    minutes = None
+    options: dict[str, Any] | None = None
     if handing.way == "slurm":
         if budget is None:
             raise ValueError("--submit slurm needs the time of each task: --time-budget 4h")
         minutes, budget = slurm.limit(budget)
+        options = slurm.parameters("mssar", minutes, how["device"] == "cuda", handing.sbatch)
+        if not handing.dry_run:
+            slurm.require()
     order = sweeps.Order(
         command=sys.argv[1:],
         runs=str(folder.resolve()),
@@ -162,25 +169,35 @@ def hand_on(
         budget=budget,
         tensorboard=tensorboard,
     )
-    if minutes is None:
-        return _locally(handing, order, left)
-    options = slurm.parameters("mssar", minutes, how["device"] == "cuda", handing.sbatch)
-    fleets = -(-len(left) // (width or max(stack, FLEET)))
-    shares = sweeps.deal(left, handing.tasks or max(1, fleets), stack)
-    if _only_said(handing, shares, options):
+    with ExitStack() as held:
+        if not handing.dry_run:
+            held.enter_context(sweeps.alone(folder))
+        left = _left(runs, how["precision"], folder, data_dir, record_in)
+        if options is None:
+            return _locally(handing, order, left, held.close)
+        _to_slurm(handing, order, left, options)
         return None
+
+
+def _to_slurm(handing: Handing, order: Order, left: list[Run], options: dict[str, Any]) -> None:
+    from mssar.lab.cluster import slurm
+    from mssar.lab.cluster import sweep as sweeps
     from mssar.lab.commands.task import Task
 
-    slurm.require()
+    fleets = -(-len(left) // (order.width or max(order.stack, FLEET)))
+    shares = sweeps.deal(left, handing.tasks or max(1, fleets), order.stack)
+    if _only_said(handing, shares, options):
+        return
     sweep = sweeps.begin(order, shares)
     tasks = [Task(str(sweep.folder), number) for number in range(len(shares))]
     job = slurm.submit(sweep, tasks, options)
     typer.echo(f"{sweep.name}: {_runs(len(left))} in {_tasks(len(shares))}, job {job} of Slurm's")
     typer.echo("--status says what becomes of it; --cancel stops it")
-    return None
 
 
-def _locally(handing: Handing, order: Order, left: list[Run]) -> Outcome | None:
+def _locally(
+    handing: Handing, order: Order, left: list[Run], taken: Callable[[], None]
+) -> Outcome | None:
     from mssar.lab.cluster import collect, local
     from mssar.lab.cluster import sweep as sweeps
     from mssar.lab.engine.fleet import Outcome
@@ -208,7 +225,7 @@ def _locally(handing: Handing, order: Order, left: list[Run]) -> Outcome | None:
 
     words = [sys.executable, "-m", "mssar", "task", str(sweep.folder)]
     commands = [[*words, str(number)] for number in range(len(shares))]
-    statuses, outcome.signal = local.work(sweep, commands, devices, look)
+    statuses, outcome.signal = local.work(sweep, commands, devices, look, taken)
     look()
     notes = sweep.notes()
     for number, status in enumerate(statuses):

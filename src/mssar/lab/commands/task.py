@@ -90,10 +90,10 @@ class Task:
 
 
 def goes_on(outcome: Outcome) -> bool:
-    """Whether a task is to be queued again.
+    """Whether a task is to be queued again: not if it came no further, or it would be for ever.
 
     Yes at the end of its time, of which signals of the user's own warn. SIGTERM comes where a job
     is cancelled, and must stay so, and where it is preempted, after which Slurm queues it itself.
     """
     warned = outcome.signal in (None, signal.SIGUSR1, signal.SIGUSR2)
-    return bool(outcome.left) and outcome.short is None and warned
+    return bool(outcome.left) and outcome.moved and warned

@@ -46,6 +46,7 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     left: list[Run] = field(default_factory=list)  # not finished in time
     signal: int | None = None  # that ended it
+    moved: bool = False  # a run has had a turn here
     short: float | None = None  # seconds that a budget would have needed for a first step
 
 
@@ -84,8 +85,8 @@ def train(
     with clock.listening(), settings(execution):
         fleet.work()
     outcome = fleet.outcome
-    outcome.signal = clock.signal
-    if outcome.left and not (fleet.moved or outcome.records or outcome.failures or clock.signal):
+    outcome.signal, outcome.moved = clock.signal, fleet.moved
+    if outcome.left and not (outcome.moved or outcome.records or outcome.failures or clock.signal):
         outcome.short = time.monotonic() - begun + RESERVE
     return outcome
 

@@ -38,7 +38,7 @@ def _finding(row: Row, claim: Claim, gain: float) -> str:
     sources += [] if claim.published is None else [f"published: {claim.published:.2f} lower"]
     said += f" ({'; '.join(sources)})" if sources else ""
     if claim.margin is None:
-        return f"{said}. From {row.n} of each nothing can be said."
+        return f"{said}. With so few runs that may be chance."
     verdict = "may be chance" if abs(gain) <= claim.margin else "is more than chance"
     return f"{said}. That {verdict}."
 
