@@ -126,6 +126,7 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):
     assert local.gpus() == ["GPU-5a", "3"]
     made = sweep.begin(sweep.Order([], "runs", "all.jsonl", {}), [])
     say = [sys.executable, "-S", "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
-    statuses, _ = local.work(made, [say] * 3, local.gpus(), lambda: None)
+    nothing = lambda: None  # noqa: E731
+    statuses, _ = local.work(made, [say] * 3, local.gpus(), nothing, nothing)
     assert statuses == [0, 0, 0]
     assert [made.log(task).read_text() for task in range(3)] == ["GPU-5a\n", "3\n", "GPU-5a\n"]
