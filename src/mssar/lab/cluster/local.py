@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def work(
     clock, passed, starting = Clock(None), False, True
     with clock.listening():
         processes = [_start(sweep, task, words, devices) for task, words in enumerate(commands)]
-        sweep.handed_to(host=socket.gethostname(), pids=[process.pid for process in processes])
+        sweep.handed_to(host=platform.node(), pids=[process.pid for process in processes])
         while any(process.poll() is None for process in processes):
             if clock.signal is not None and not passed:
                 passed = True
@@ -81,7 +81,7 @@ def states(sweep: Sweep) -> dict[int, str]:
 def cancel(sweep: Sweep) -> None:
     """Ask the tasks that are at work to stop; they save."""
     host = sweep.job.get("host")
-    if host != socket.gethostname():
+    if host != platform.node():
         raise ValueError(f"{sweep.name} works on {host}; cancel it there")
     for task in states(sweep):
         with suppress(ProcessLookupError):
