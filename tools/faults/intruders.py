@@ -25,6 +25,7 @@ import torch
 
 import mssar
 from faults.suite import Row, share
+from faults.vision import has_torchvision
 from mssar.lab import cli, records, timings
 from mssar.lab.data import pictures
 from mssar.surgery import foreign, initial
@@ -230,8 +231,8 @@ def check(effort: float, seed: int) -> Iterator[Row]:
     each = share(WHOLE, effort, sum(map(len, USES.values()))) // sum(map(len, USES.values()))
     for where, uses in USES.items():
         tried = wrong = 0
-        if uses is USES[CACHE] and (lack := _lack("torchvision")):
-            yield Row(f"a pickle that runs a program, as {where}", PROMISE, 0, 0, lack)
+        if uses is USES[CACHE] and not has_torchvision():
+            yield Row(f"a pickle that runs a program, as {where}", PROMISE, 0, 0, "no torchvision")
             continue
         for number, use in enumerate(uses):
             for _ in range(each):
@@ -242,11 +243,3 @@ def check(effort: float, seed: int) -> Iterator[Row]:
                     case = f"USES[{where!r}][{number}], *{chosen!r}"
                     print(f"intruders: attempt({case}): {trouble}", file=sys.stderr)
         yield Row(f"a pickle that runs a program, as {where}", PROMISE, tried, wrong)
-
-
-def _lack(library: str) -> str:
-    try:
-        foreign.imported(library)
-    except ValueError:
-        return f"no {library} that can be imported"
-    return ""

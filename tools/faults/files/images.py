@@ -8,12 +8,9 @@ from __future__ import annotations
 import io
 import json
 import struct
-import sys
 import zlib
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -24,6 +21,7 @@ from PIL import Image
 
 from faults.files.mutation import changed
 from faults.files.sandbox import Case, Family, WrongError
+from faults.vision import has_torchvision
 from mssar.lab.commands.pictures import fitted
 from mssar.lab.data import pictures
 from mssar.lab.data.imagefolder import Files, Paths
@@ -36,7 +34,6 @@ NAMED = "named as unreadable in one line, or an image"
 PROMISES = {TORN: NAMED, HARM: f"{NAMED}; at most Pillow's 89 million pixels"}
 RIGHT = "the pixels that an independent conversion has"
 Array = np.ndarray[Any, Any]
-OPERATORS = torch.library.Library("torchvision", "FRAGMENT")  # lives as long as it is needed
 
 
 def pattern(height: int = 24, width: int = 32) -> Array:
@@ -94,22 +91,6 @@ def read(case: Case, name: str, data: bytes, *, train: bool) -> str | None:
     if part.squares.shape != (1, 224, 224, 3) or part.squares.dtype != torch.uint8:
         raise WrongError(f"{tuple(part.squares.shape)} {part.squares.dtype}")
     return part.unreadable.get(0)
-
-
-@cache
-def has_torchvision() -> bool:
-    """Also where its compiled operators, of which none is used, do not fit the torch here."""
-    if find_spec("torchvision") is None:
-        return False
-    try:
-        import_module("torchvision")
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.startswith("torchvision")]:
-            del sys.modules[name]
-        for name in ("nms", "qnms"):
-            OPERATORS.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import_module("torchvision")
-    return True
 
 
 def torn(made: dict[str, bytes], case: Case) -> None:
