@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
-from mssar.lab import data
+from mssar.lab import cli, data
 from mssar.lab.data.dataset import Arrays, Split
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.clock import Clock
@@ -258,3 +259,17 @@ def tiny_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [here / "tiny", here, here.parent / "src", os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def tiny_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty folder to work in, with tiny data sets."""
+    tiny_everywhere(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+def run_command(*words: str) -> str:
+    """What a command prints that ends well."""
+    result = CliRunner().invoke(cli.app, list(words))
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result.output

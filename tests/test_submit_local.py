@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab import assert_same, learnt, timeless, tiny_everywhere
+from lab import assert_same, learnt, timeless, tiny_folder  # noqa: F401, a fixture
+from lab import run_command as mssar
 from slurm import until
 from typer.testing import CliRunner
 
@@ -20,16 +21,7 @@ WORDS = ["train", "resnet8", "--recalibration", "none,mssar", "--seed", "0,1", "
 TWO = ["--submit", "local", "--tasks", "2"]
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tiny_everywhere(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-
-
-def mssar(*words: str) -> str:
-    result = CliRunner().invoke(cli.app, list(words))
-    assert result.exit_code == 0, result.output + repr(result.exception)
-    return result.output
+pytestmark = pytest.mark.usefixtures("tiny_folder")
 
 
 def started(*words: str) -> subprocess.Popen[str]:

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab import assert_same, learnt, timeless, tiny_everywhere
+from lab import assert_same, learnt, timeless, tiny_folder  # noqa: F401, a fixture
+from lab import run_command as mssar
 from slurm import Slurm, free_ports, until
 from typer.testing import CliRunner
 
@@ -26,16 +27,7 @@ SHORT = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tiny_everywhere(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-
-
-def mssar(*words: str) -> str:
-    result = CliRunner().invoke(cli.app, list(words))
-    assert result.exit_code == 0, result.output + repr(result.exception)
-    return result.output
+pytestmark = pytest.mark.usefixtures("tiny_folder")
 
 
 def words(seeds: str, epochs: int, *more: str) -> list[str]:
