@@ -126,6 +126,8 @@ def test_never_waits_for_the_device_and_replays_as_a_graph(options, size, unchec
     assert_close(gradient, twin.grad, atol=1e-5, rtol=1e-4)
 
 
+# Whether it has been said before depends on what ran before.
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 def test_compiles_to_kernels(unchecked):
     network = unchecked.networks.CifarResNet(8, recalibration=unchecked.MSSAR).cuda()
     compiled = torch.compile(copy.deepcopy(network), fullgraph=True)

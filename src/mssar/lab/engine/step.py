@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mssar.lab.engine.average import Average
+from mssar.lab.engine.blocks import Compiled, repeated
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import Feed, generator
 from mssar.lab.engine.world import World, synchronise_norms
@@ -70,12 +71,18 @@ class Learner:
             self.average = Average(self.model, recipe.ema)
         self.seed = seed if drops(self.model) else None
         self.epoch = 0
+        self.blocks = self._compiled_blocks()
         self.forward = self._wrapped()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
+    def _compiled_blocks(self) -> Compiled | None:
+        """Where a graph hides what calling them one by one costs, and they repeat."""
+        found = repeated(self.model) if self.execution.compile and self.graphed else []
+        return Compiled(found, dynamic=False) if found else None
+
     def _wrapped(self) -> Callable[[Tensor], Tensor]:
         forward: Any = self.model
-        if self.execution.compile:
+        if self.execution.compile and not self.blocks:
             # There are two sizes of batches. A program for any size would be slower, and once the
             # last batch was met every network after it would get one.
             forward = torch.compile(forward, dynamic=False)
@@ -143,7 +150,9 @@ class Learner:
     def _body(self, size: int, total: int) -> None:
         self.optimiser.zero_grad(set_to_none=True)
         x, y = self.feed.take(self.counter, size)
-        with self.execution.autocast():
+        # An epoch's last batch is no reason to compile anything twice.
+        full = size == max(self.feed.sizes)
+        with self.execution.autocast(), self.blocks() if self.blocks and full else nullcontext():
             logits = self.forward(x)
         loss, wrong = self._judged(logits.float(), y)
         loss = loss / total
