@@ -1,6 +1,7 @@
 """Networks that are trained as one: the same numbers as each by itself, but for rounding."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mssar.lab.engine.abreast import StackLearner
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.stack import Stack, obstacle
 from mssar.lab.engine.world import World
+from mssar.lab.records import append
 from mssar.lab.run import Run
 
 CLASSES = (4, 7, 4)
@@ -109,7 +111,7 @@ def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 def test_runs_as_one_end_where_they_would_alone(tmp_path):
-    into, log = fleet.into(tmp_path / "records.jsonl"), Log()
+    into, log = partial(append, tmp_path / "records.jsonl"), Log()
     outcome = sail(runs(), tmp_path, log, width=8, stack=8, record=into)
     assert (outcome.left, outcome.failures) == ([], [])
     assert len(outcome.records) == 5

@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -205,7 +206,7 @@ def contend(words: tuple[Path, float]) -> str:
             CPU,
             place,
             Log(),
-            record=fleet.into(place / "records.jsonl"),
+            record=partial(records.append, place / "records.jsonl"),
         )
     except ValueError as error:
         return str(error)

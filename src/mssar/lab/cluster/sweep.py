@@ -35,7 +35,7 @@ class Order:
     command: list[str]  # the user's words, for the records
     runs: str  # the folder
     record_in: str  # the file that records are collected in
-    how: dict[str, Any]  # device, precision and so on, as ``options.execution`` takes them
+    how: dict[str, Any]  # device, precision and so on, as ``execution_for`` takes them
     data_dir: str | None = None
     width: int | None = None
     stack: int = 1

@@ -58,6 +58,7 @@ def bench(
     mssar bench resnet56 densenet100 --recalibration none,mssar --what training --seconds 10
     """
     from mssar.lab.engine import timing as engine
+    from mssar.lab.engine.execution import execution_for
 
     if not 0 < seconds < math.inf:
         raise ValueError(f"--seconds is above 0; got {seconds:g}")
@@ -65,7 +66,7 @@ def bench(
     for kind in wanted:
         if kind not in WHAT:
             raise ValueError(f"--what is {' or '.join(WHAT)}, or {','.join(WHAT)}; got {what!r}")
-    how = opt.execution(device, precision, compiled, graph)
+    how = execution_for(device, precision, compiled, graph)
     kinds = list(dict.fromkeys(recalibration.split(",")))
     groups = [[_run(net, kind, batch, how) for kind in kinds] for net in dict.fromkeys(nets)]
     for run in (run for group in groups for run in group):

@@ -17,6 +17,7 @@ from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
+from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
 from mssar.lab.commands.train import changed
 from mssar.lab.recipes import RECIPES
@@ -94,6 +95,7 @@ def compare(
     mssar compare resnet20 --dataset cifar100 --submit local
     """
     from mssar.lab import data
+    from mssar.lab.engine.execution import execution_for
     from mssar.lab.engine.world import launched, leads
     from mssar.lab.report import build
     from mssar.lab.report.collect import collect
@@ -143,9 +145,9 @@ def compare(
     )
     if outcome is None:
         return
-    how = opt.execution(**settings)
+    how = execution_for(**settings)
     if not leads():
-        opt.leave(outcome, "the same command")
+        leave(outcome, "the same command")
         return
     if seconds and not launched() and not outcome.left and not outcome.failures:
         _time(asked[: len(kinds)], how, seconds, timed_in)
@@ -160,7 +162,7 @@ def compare(
         _print_json(made[0]) if as_json else _print_table(made[0], record_in, page)
         if show:
             webbrowser.open(page.resolve().as_uri())
-    opt.leave(outcome, "the same command")
+    leave(outcome, "the same command")
 
 
 def _runs(

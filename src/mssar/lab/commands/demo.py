@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ import typer
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
+from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
 from mssar.lab.recipes import DEMO
 from mssar.lab.timings import WHAT
@@ -47,22 +49,24 @@ def demo(
     mssar demo
     mssar demo --seeds 3
     """
-    from mssar.lab.display import results
+    from mssar.lab.display import results, watching
+    from mssar.lab.engine.execution import execution_for
+    from mssar.lab.engine.runner import carry_out
     from mssar.lab.run import Run
 
-    how = opt.execution(device, deterministic=deterministic, threads=threads)
+    how = execution_for(device, deterministic=deterministic, threads=threads)
     asked = [
         Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
         for seed in range(seeds)
         for kind in RECALIBRATIONS
     ]
-    outcome = opt.carry_out(
+    outcome = carry_out(
         asked,
         how,
         runs,
         width=None if how.device.type == "cuda" else len(RECALIBRATIONS),  # see engine.hands
         budget=opt.seconds(time_budget),
-        tensorboard=tensorboard,
+        watching=partial(watching, tensorboard),
         record_in=runs / "records.jsonl",
         anew=restart,
     )
@@ -74,7 +78,7 @@ def demo(
         if not outcome.left:
             _time(asked[: len(RECALIBRATIONS)], how, runs / "timings.jsonl", anew=restart)
         _page(runs, show)
-    opt.leave(outcome, "the same command")
+    leave(outcome, "the same command")
 
 
 def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:

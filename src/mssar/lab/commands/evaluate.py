@@ -36,12 +36,13 @@ def evaluate(
     """
     from mssar.lab import data
     from mssar.lab.engine import evaluate as engine
+    from mssar.lab.engine.execution import execution_for
 
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
     chosen = engine.trained(run, lambda line: typer.echo(line, err=True))
     found = data.load(chosen.run.dataset, data_dir)
-    how = opt.execution(device, precision, workers=workers, decode=decode, unreadable=unreadable)
+    how = execution_for(device, precision, workers=workers, decode=decode, unreadable=unreadable)
     score = engine.evaluate(chosen, found, how, lambda line: typer.echo(line, err=True))
     if chosen.progress.data != found.checksum:
         typer.echo(f"mssar: {found.name} is not what this run was trained on", err=True)

@@ -14,6 +14,7 @@ from rich.table import Table
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
+from mssar.lab.commands.leave import leave
 
 if TYPE_CHECKING:
     from mssar.lab import records as recorded
@@ -140,7 +141,7 @@ def reproduce(
         return
     if leads():
         _show(*plan(), as_json)
-    opt.leave(outcome, "the same command")
+    leave(outcome, "the same command")
 
 
 def _show(plan: Plan, where: str, as_json: bool) -> None:

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
-
-from mssar.lab.commands import options as opt
 
 if TYPE_CHECKING:
     from mssar.lab.cluster.sweep import Order, Sweep
@@ -110,7 +109,9 @@ def settled(how: dict[str, Any], handing: Handing | None) -> dict[str, Any]:
     """The same with the precision that it will be."""
     if handing:
         return handing.settled(how)
-    return {**how, "precision": opt.execution(**how).precision}
+    from mssar.lab.engine.execution import execution_for
+
+    return {**how, "precision": execution_for(**how).precision}
 
 
 def carry_out(
@@ -119,14 +120,21 @@ def carry_out(
     folder: Path,
     handing: Handing | None,
     *,
+    tensorboard: bool = False,
     anew: bool = False,
     **more: Any,
 ) -> Outcome | None:
     """Train runs here, or have them trained; None where that was only arranged."""
+    from mssar.lab.display import watching
+    from mssar.lab.engine import runner
+    from mssar.lab.engine.execution import execution_for
+
     if handing is None:
-        return opt.carry_out(runs, opt.execution(**how), folder, anew=anew, **more)
+        watched = partial(watching, tensorboard)
+        how_here = execution_for(**how)
+        return runner.carry_out(runs, how_here, folder, watching=watched, anew=anew, **more)
     assert not anew
-    return hand_on(handing, runs, how, folder, **more)
+    return hand_on(handing, runs, how, folder, tensorboard=tensorboard, **more)
 
 
 def hand_on(
@@ -250,10 +258,11 @@ def _left(
     """What is to be trained, once all is known to be there."""
     from mssar.lab import records
     from mssar.lab.cluster import status
+    from mssar.lab.engine.runner import loader
 
     busy = status.under_way(folder)  # before: what has ended by now has left its records
     gather(folder)
-    load = opt.loader(data_dir)
+    load = loader(data_dir)
     for run in runs:
         run.check()
     data = {name: load(name).checksum for name in dict.fromkeys(run.dataset for run in runs)}

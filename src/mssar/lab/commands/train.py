@@ -12,6 +12,7 @@ from rich.console import Console
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
+from mssar.lab.commands.leave import leave
 from mssar.lab.recipes import RECIPES, Recipe, varied
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def train(
         return
     if outcome.records:
         _show(console(), outcome.records, runs)
-    opt.leave(outcome, "the same command with --resume")
+    leave(outcome, "the same command with --resume")
 
 
 def _show(out: Console, records: list[Any], runs: Path) -> None:

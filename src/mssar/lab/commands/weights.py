@@ -31,6 +31,7 @@ def weights(
     from mssar.durable import write_whole
     from mssar.lab import data
     from mssar.lab.engine import weights as engine
+    from mssar.lab.engine.execution import execution_for
 
     if file.suffix != ".safetensors":
         raise ValueError(f"FILE ends in .safetensors; got {file}")
@@ -39,7 +40,7 @@ def weights(
     chosen, record = engine.last(run)
     found = data.load(chosen.run.dataset, data_dir)
     state = engine.convert(chosen, half=half)
-    how = opt.execution(device, precision, workers=workers)
+    how = execution_for(device, precision, workers=workers)
     score = engine.measured(chosen, found, how)
     content = engine.file(state, chosen, record, found, score)
     write_whole(file, content)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import mssar
+from mssar.lab.engine.world import launched
 
 THREADS = 512  # at most: each is one of the system's
 PROGRAMS = 256  # that one network class may be compiled into: depths, options, classes, batches
@@ -76,6 +77,43 @@ def choose_device(wanted: str = "auto") -> torch.device:
             raise ValueError(f"there are {torch.cuda.device_count()} CUDA devices; got {wanted!r}")
         return torch.device("cuda", device.index or 0)
     return device
+
+
+def execution_for(
+    device: str = "auto",
+    precision: str | None = None,
+    compiled: bool = False,
+    graph: bool = True,
+    deterministic: bool = False,
+    sync_bn: bool = True,
+    workers: int | None = None,
+    decode: str = "auto",
+    unreadable: float = 0.01,
+    threads: int | None = None,
+) -> Execution:
+    """How to compute, from what was asked for."""
+    if launched() and torch.cuda.is_available():
+        if device.startswith("cuda:"):
+            raise ValueError(f"each process takes a GPU of its own: --device cuda, not {device}")
+        if device in ("auto", "cuda"):
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    where = choose_device(device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    if decode not in ("auto", "workers", "gpu"):
+        raise ValueError(f"--decode is auto, workers or gpu; got {decode!r}")
+    return Execution(
+        where,
+        precision or ("bf16" if where.type == "cuda" else "fp32"),
+        compiled,
+        graph,
+        deterministic,
+        sync_bn,
+        (os.cpu_count() or 1) if workers is None else workers,
+        decode,
+        unreadable,
+        threads or 0,
+    )
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from mssar.lab import records
 from mssar.lab.data import Data
 from mssar.lab.engine import failure, hands, threads
 from mssar.lab.engine.abreast import Berth, Crew
@@ -219,8 +218,8 @@ class _Fleet:
         self._leave(boat, sailing)
         self.lanes.append(boat.training.lane)
         for training in boat.training.trainings:
-            if self.world.leads and (done := finished(training.directory)):
-                self._done(done)
+            if training.record:
+                self._done(training.record)
 
     def _expired(self, sailing: list[_Boat], seconds: float) -> bool:
         """Whether it is time, if what takes so long is done before everybody is saved."""
@@ -393,8 +392,3 @@ class _Fleet:
 
 def _runs(sailing: Iterable[_Boat]) -> list[Run]:
     return [training.run for boat in sailing for training in boat.training.trainings]
-
-
-def into(path: Path) -> Callable[[Record], None]:
-    """A place for records: a file they are appended to."""
-    return lambda record: records.append(path, record)
