@@ -15,6 +15,7 @@ from rich.table import Table
 
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
+from mssar.lab.commands import parse
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
 from mssar.lab.commands.leave import leave
@@ -22,6 +23,7 @@ from mssar.lab.commands.report import write
 from mssar.lab.commands.train import changed
 from mssar.lab.recipes import RECIPES
 from mssar.lab.report.content import ORDER, Compared, Comparison
+from mssar.options import OPTIONS
 
 if TYPE_CHECKING:
     from mssar.lab.engine.execution import Execution
@@ -41,7 +43,9 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each, from seeds 0, 1, …")] = 3,
     reduction: Annotated[
         int | None,
-        typer.Option(help="For se, mssar, cbam, coord; each its own by default.", min=1),
+        typer.Option(
+            help=f"{OPTIONS['reduction'].help.rstrip('.')}; each its own by default.", min=1
+        ),
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help=f"{', '.join(RECIPES)}; the paper's for the network.")
@@ -125,7 +129,7 @@ def compare(
     )
     settings = sub.settled(settings, handing)
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
-    budget = opt.seconds(time_budget)
+    budget = parse.seconds(time_budget)
     checksum = data.load(dataset, data_dir).checksum
     sub.gather(runs)
     beside = record_in.parent.glob("*.jsonl")
@@ -175,14 +179,13 @@ def _runs(
     changes: dict[str, Any],
 ) -> list[Run]:
     """Seed by seed, so that what is unfinished already compares something."""
-    from mssar.lab.run import Run, usual_recipe
-    from mssar.networks.recalibration import OPTIONS
+    from mssar.lab.run import Run, usual_options, usual_recipe
 
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
     chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset)
     chosen = changed(chosen, {k: v for k, v in changes.items() if v is not None})
-    takers = [kind for kind in kinds if "reduction" in OPTIONS.get(kind, ())]
+    takers = [kind for kind in kinds if "reduction" in usual_options(net, kind)]
     if reduction is not None and not takers:
         raise ValueError("nothing that is compared here takes --reduction")
     return [

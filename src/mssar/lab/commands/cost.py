@@ -14,8 +14,9 @@ from rich.progress import track
 from rich.table import Table
 
 import mssar
+from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
-from mssar.lab.commands.options import integers
+from mssar.lab.commands.groups import grouped
 
 if TYPE_CHECKING:
     from mssar.cost import Cost
@@ -25,13 +26,12 @@ T = TypeVar("T")
 DEPTH = 1
 
 
+@grouped
 def cost(
     net: Annotated[str | None, typer.Argument(help="The network.", show_default=False)] = None,
     recalibration: Annotated[str | None, typer.Option(help="none (by default), se, mssar.")] = None,
-    scales: Annotated[str | None, typer.Option(help="For mssar, as 1,2,4.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="For mssar: regional or sliding.")] = None,
-    reduction: Annotated[int | None, typer.Option(help="For se and mssar.")] = None,
-    stage: Annotated[str | None, typer.Option(help="For DenseNets: multi or single.")] = None,
+    *,
+    options: opt.Network,
     classes: Annotated[int | None, typer.Option(help="10 or 1000 by default.")] = None,
     size: Annotated[
         int | None, typer.Option(help="Side of the image; 32 or 224 by default.")
@@ -56,15 +56,8 @@ def cost(
     from mssar.lab.run import settled_options
     from mssar.networks.registry import architecture
 
-    given = {
-        "scales": None if scales is None else integers("scales", scales),
-        "strategy": strategy,
-        "reduction": reduction,
-        "stage": stage,
-    }
-    options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     if paper:
-        asked = {"recalibration": recalibration, "classes": classes, "size": size, **given}
+        asked = {"recalibration": recalibration, "classes": classes, "size": size, **options}
         asked["depth"] = None if depth == DEPTH else depth
         for option in (name for name, value in asked.items() if value is not None):
             raise ValueError(f"--paper fixes the networks and takes no --{option}; it takes --json")

@@ -12,6 +12,7 @@ import typer
 
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
+from mssar.lab.commands import parse
 from mssar.lab.commands.console import console
 from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
@@ -65,7 +66,7 @@ def demo(
         how,
         runs,
         width=None if how.device.type == "cuda" else len(RECALIBRATIONS),  # see engine.hands
-        budget=opt.seconds(time_budget),
+        budget=parse.seconds(time_budget),
         watching=partial(watching, tensorboard),
         record_in=runs / "records.jsonl",
         anew=restart,

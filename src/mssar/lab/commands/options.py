@@ -6,11 +6,14 @@ words are answered without.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
+
+from mssar.lab.commands import groups
+from mssar.lab.commands.groups import Flag
+from mssar.options import OPTIONS
 
 RUNS = Path("runs")
 
@@ -91,6 +94,11 @@ Tensorboard: TypeAlias = Annotated[
     bool, typer.Option("--tensorboard", help="Write event files.", rich_help_panel=HOW)
 ]
 
+Network: TypeAlias = Annotated[
+    dict[str, Any],
+    groups.changes({n: Flag(o.kind, o.help, o.example) for n, o in OPTIONS.items()}),
+]
+
 
 def settings(
     device: str,
@@ -106,33 +114,3 @@ def settings(
 ) -> dict[str, Any]:
     """What was asked for, as ``execution_for`` takes it, on this machine or another."""
     return dict(locals())
-
-
-def seconds(text: str | None) -> float | None:
-    """A time budget: ``90``, ``90s``, ``9m``, ``1h30m``."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip())
-    if not found or not any(found.groups()):
-        raise ValueError(f"--time-budget is a time such as 90s, 9m or 1h30m; got {text!r}")
-    hours, minutes, rest = (int(part or 0) for part in found.groups())
-    if not (total := 3600 * hours + 60 * minutes + rest):
-        raise ValueError(f"--time-budget must be more than nothing; got {text!r}")
-    return float(total)
-
-
-def integers(name: str, text: str, example: str = "1,2,4") -> tuple[int, ...]:
-    """Whole numbers with commas between them; an empty text has none."""
-    try:
-        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError:
-        raise ValueError(f"--{name} takes whole numbers, as in {example}; got {text!r}") from None
-
-
-def pair(name: str, text: str) -> tuple[float, float]:
-    """Two numbers with a comma between them."""
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--{name} takes two numbers, as in 0.5,1; got {text!r}") from None
-    return low, high

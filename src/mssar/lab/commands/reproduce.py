@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from mssar.lab.commands import options as opt
+from mssar.lab.commands import parse
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
 from mssar.lab.commands.leave import leave
@@ -133,7 +134,7 @@ def reproduce(
         data_dir=data_dir,
         width=fleet,
         stack=stack,
-        budget=opt.seconds(time_budget),
+        budget=parse.seconds(time_budget),
         tensorboard=tensorboard,
         record_in=records / f"{names[0]}.jsonl",
     )

@@ -10,8 +10,10 @@ import typer
 from rich.console import Console
 
 from mssar.lab.commands import options as opt
+from mssar.lab.commands import parse
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
+from mssar.lab.commands.groups import grouped
 from mssar.lab.commands.leave import leave
 from mssar.lab.recipes import RECIPES, Recipe, varied
 
@@ -27,7 +29,9 @@ def _field(help_text: str, **more: Any) -> Any:
     return typer.Option(help=help_text, rich_help_panel=RECIPE, show_default=False, **more)
 
 
+@grouped
 def train(
+    *,
     nets: Annotated[
         list[str] | None,
         typer.Argument(
@@ -67,10 +71,7 @@ def train(
         str, typer.Option(help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012.")
     ] = "arrangements",
     seed: Annotated[str, typer.Option(help="One, or several: 0,1,2.")] = "0",
-    scales: Annotated[str | None, typer.Option(help="For mssar, as 1,2,4.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="For mssar: regional or sliding.")] = None,
-    reduction: Annotated[Whole, typer.Option(help="For se, mssar, cbam, coord.")] = None,
-    stage: Annotated[str | None, typer.Option(help="For DenseNets: multi or single.")] = None,
+    options: opt.Network,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -150,7 +151,7 @@ def train(
         "epochs": epochs,
         "batch": batch,
         "lr": lr,
-        "drops": None if drops is None else opt.integers("drops", drops, "80,120"),
+        "drops": None if drops is None else parse.integers("drops", drops, "80,120"),
         "factor": factor,
         "momentum": momentum,
         "nesterov": nesterov,
@@ -163,23 +164,17 @@ def train(
         "mirror": mirror,
         "size": size,
         "resize": resize,
-        "area": None if area is None else opt.pair("area", area),
-        "ratio": None if ratio is None else opt.pair("ratio", ratio),
+        "area": None if area is None else parse.pair("area", area, "0.08,1"),
+        "ratio": None if ratio is None else parse.pair("ratio", ratio, "0.75,1.33"),
         "rotation": rotation,
         "jitter": jitter,
-    }
-    given = {
-        "scales": None if scales is None else opt.integers("scales", scales),
-        "strategy": strategy,
-        "reduction": reduction,
-        "stage": stage,
     }
     asked = _runs(
         nets,
         ["mssar"] if insert else recalibration.split(","),
-        {k: v for k, v in given.items() if v is not None},
+        options,
         dataset,
-        opt.integers("seed", seed, "0,1,2"),
+        parse.integers("seed", seed, "0,1,2"),
         recipe,
         {k: v for k, v in changes.items() if v is not None},
         {net: initial(weights, net, runs if resume else None) for net in nets},
@@ -200,7 +195,7 @@ def train(
         unreadable,
         threads,
     )
-    budget = opt.seconds(time_budget)
+    budget = parse.seconds(time_budget)
     if leads():
         _ask(asked, runs, resume, restart)
     outcome = sub.carry_out(
@@ -242,23 +237,22 @@ def _runs(
     seen: dict[str, Normalisation | None],
 ) -> list[Run]:
     """Every combination; an option goes to those that take it, and somebody must."""
-    from mssar.lab.run import Run, usual_recipe
+    from mssar.lab.run import Run, usual_options, usual_recipe
 
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
     if not seeds:
         raise ValueError("--seed takes whole numbers, as in 0,1,2; got none")
-    taken: set[str] = set()
-    found = []
+    found, untaken = list[Run](), set(given)
     for number, net, kind in product(seeds, nets, recalibrations):
-        own = _taken(net, kind)
-        taken |= own
+        own = usual_options(net, kind)
+        untaken -= own.keys()
         begun = weights[net]
         chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset, begun=begun is not None)
         mine = {k: v for k, v in given.items() if k in own}
         by = changed(chosen, changes)
         found.append(Run(net, kind, mine, dataset, by, number, begun, seen[net]))
-    for option in given.keys() - taken:
+    for option in untaken:
         raise ValueError(f"nothing that is trained here takes --{option}")
     return list(dict.fromkeys(found))
 
@@ -274,14 +268,6 @@ def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     if changes.get("schedule") == "cosine":
         changes = {**changes, "drops": given}
     return varied(recipe, **changes)
-
-
-def _taken(net: str, kind: str) -> set[str]:
-    from mssar.networks.recalibration import OPTIONS, OURS
-    from mssar.surgery.foreign import architecture
-
-    staged = architecture(net).staged and kind in OURS
-    return {*OPTIONS.get(kind, ()), *(["stage"] if staged else [])}
 
 
 def _ask(asked: list[Run], folder: Path, resume: bool, restart: bool) -> None:
