@@ -15,6 +15,7 @@ from rich.table import Table
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
+from mssar.lab.commands.groups import grouped, whole
 from mssar.lab.recipes import varied
 from mssar.lab.timings import WHAT, Timing, ratio
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 PHOTOGRAPHS = {"cuda": 128, "cpu": 32}  # a batch: on a GPU one of eight's share of the recipe's
 
 
+@grouped
 def bench(
+    *,
     nets: Annotated[list[str], typer.Argument(help="One network or several.", metavar="NET…")],
     recalibration: Annotated[
         str, typer.Option(help="What is compared, as none,mssar.")
@@ -43,10 +46,7 @@ def bench(
         str, typer.Option(help="A file of timings to add to, as records/timings/gpu.jsonl.")
     ] = "none",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    compiled: opt.Compile = False,
-    graph: opt.Graph = True,
+    how: Annotated[opt.How, whole(opt.How, "device", "precision", "compiled", "graph")],
 ) -> None:
     """Time a step of training and a pass through the network, on random images of the right size.
 
@@ -58,7 +58,6 @@ def bench(
     mssar bench resnet56 densenet100 --recalibration none,mssar --what training --seconds 10
     """
     from mssar.lab.engine import timing as engine
-    from mssar.lab.engine.execution import execution_for
 
     if not 0 < seconds < math.inf:
         raise ValueError(f"--seconds is above 0; got {seconds:g}")
@@ -66,9 +65,9 @@ def bench(
     for kind in wanted:
         if kind not in WHAT:
             raise ValueError(f"--what is {' or '.join(WHAT)}, or {','.join(WHAT)}; got {what!r}")
-    how = execution_for(device, precision, compiled, graph)
+    execution = how.execution()
     kinds = list(dict.fromkeys(recalibration.split(",")))
-    groups = [[_run(net, kind, batch, how) for kind in kinds] for net in dict.fromkeys(nets)]
+    groups = [[_run(net, kind, batch, execution) for kind in kinds] for net in dict.fromkeys(nets)]
     for run in (run for group in groups for run in group):
         run.check()
     path = None if records == "none" else Path(records)
@@ -77,7 +76,7 @@ def bench(
     found: list[Timing] = []
     for group in groups:
         for kind in wanted:
-            made = engine.measure(group, kind, how, seconds, _say)
+            made = engine.measure(group, kind, execution, seconds, _say)
             found += made
             if path:
                 timings.append(path, *made)

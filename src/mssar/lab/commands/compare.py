@@ -18,6 +18,7 @@ from mssar.lab.commands import options as opt
 from mssar.lab.commands import parse
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
+from mssar.lab.commands.groups import grouped, whole
 from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
 from mssar.lab.commands.train import changed
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 FOLDER = opt.RUNS / "compare"
 
 
+@grouped
 def compare(
+    *,
     net: Annotated[str, typer.Argument(help="The network.")] = "resnet20",
     modules: Annotated[str, typer.Option(help="What is compared.")] = ",".join(ORDER),
     dataset: Annotated[
@@ -68,24 +71,8 @@ def compare(
     data_dir: opt.DataDir = None,
     runs: opt.Runs = FOLDER,
     time_budget: opt.Budget = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    compiled: opt.Compile = False,
-    graph: opt.Graph = True,
-    deterministic: opt.Deterministic = False,
-    fleet: opt.Width = None,
-    stack: opt.Together = 1,
-    workers: opt.Workers = None,
-    decode: opt.Decode = "auto",
-    unreadable: opt.Unreadable = 0.01,
-    threads: opt.Threads = None,
-    tensorboard: opt.Tensorboard = False,
-    submit: sub.Submit = None,
-    tasks: sub.Tasks = None,
-    sbatch: sub.Sbatch = None,
-    dry_run: sub.DryRun = False,
-    status: sub.Status = False,
-    cancel: sub.Cancel = False,
+    how: Annotated[opt.How, whole(opt.How, but="sync_bn")],
+    submission: Annotated[sub.Submission, whole(sub.Submission)],
 ) -> None:
     """Train a network with each recalibration, and show error, size, time and memory together.
 
@@ -99,14 +86,12 @@ def compare(
     mssar compare resnet20 --dataset cifar100 --submit local
     """
     from mssar.lab import data
-    from mssar.lab.engine.execution import execution_for
     from mssar.lab.engine.world import launched, leads
     from mssar.lab.report import build
     from mssar.lab.report.collect import collect
     from mssar.lab.report.comparison import comparisons
 
-    if status or cancel:
-        sub.tell(runs, cancel=cancel)
+    if submission.told(runs):
         return
     if not 0 <= seconds < math.inf:
         raise ValueError(f"--seconds is 0 or more; got {seconds:g}")
@@ -114,47 +99,31 @@ def compare(
     asked = _runs(net, kinds, dataset, seeds, reduction, recipe, {"epochs": epochs, "batch": batch})
     for run in asked:
         run.check()
-    handing = sub.asked(submit, tasks, sbatch, dry_run)
-    settings = opt.settings(
-        device,
-        precision,
-        compiled,
-        graph,
-        deterministic,
-        True,
-        workers,
-        decode,
-        unreadable,
-        threads,
-    )
-    settings = sub.settled(settings, handing)
+    submission.check()
+    how = submission.settled(how)
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = parse.seconds(time_budget)
     checksum = data.load(dataset, data_dir).checksum
     sub.gather(runs)
     beside = record_in.parent.glob("*.jsonl")
-    known = _wanted(collect(sorted(beside)), asked, checksum, settings["precision"]).records
+    known = _wanted(collect(sorted(beside)), asked, checksum, how.precision).records
     done = [record.run for record in known]
     outcome = sub.carry_out(
         [run for run in asked if run.as_dict() not in done],
-        settings,
+        how,
         runs,
-        handing,
+        submission,
         data_dir=data_dir,
-        width=fleet,
-        stack=stack,
         budget=budget,
-        tensorboard=tensorboard,
         record_in=record_in,
     )
     if outcome is None:
         return
-    how = execution_for(**settings)
     if not leads():
         leave(outcome, "the same command")
         return
     if seconds and not launched() and not outcome.left and not outcome.failures:
-        _time(asked[: len(kinds)], how, seconds, timed_in)
+        _time(asked[: len(kinds)], how.execution(), seconds, timed_in)
     places = [*sorted(record_in.parent.glob("*.jsonl")), timed_in, runs]
     found = _wanted(collect(p for p in places if p.exists()), asked, checksum, how.precision)
     made = comparisons(found.records, found.timings, every=True)
@@ -202,7 +171,9 @@ def _runs(
     ]
 
 
-def _wanted(found: Collection, asked: list[Run], checksum: str, precision: str) -> Collection:
+def _wanted(
+    found: Collection, asked: list[Run], checksum: str, precision: str | None
+) -> Collection:
     """Of what was found only what is compared, on the same data and in the same precision."""
     from mssar.lab.report.collect import Collection
 

@@ -14,6 +14,7 @@ from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import parse
 from mssar.lab.commands.console import console
+from mssar.lab.commands.groups import grouped, whole
 from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
 from mssar.lab.recipes import DEMO
@@ -30,15 +31,14 @@ RECALIBRATIONS = ("none", "se", "mssar")
 SECONDS = 2.0  # for each measurement of time
 
 
+@grouped
 def demo(
+    *,
     seeds: Annotated[int, typer.Option(min=1, help="How many times, from other seeds.")] = 1,
     runs: Annotated[Path, typer.Option(help="Folder for the runs and their records.")] = FOLDER,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what was begun.")] = False,
     time_budget: opt.Budget = None,
-    device: opt.Device = "auto",
-    deterministic: opt.Deterministic = False,
-    threads: opt.Threads = None,
-    tensorboard: opt.Tensorboard = False,
+    how: Annotated[opt.How, whole(opt.How, "device", "deterministic", "threads", "tensorboard")],
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Train a small network with no recalibration, SE and MS-SAR on pictures made on the spot.
@@ -51,11 +51,10 @@ def demo(
     mssar demo --seeds 3
     """
     from mssar.lab.display import results, watching
-    from mssar.lab.engine.execution import execution_for
     from mssar.lab.engine.runner import carry_out
     from mssar.lab.run import Run
 
-    how = execution_for(device, deterministic=deterministic, threads=threads)
+    execution = how.execution()
     asked = [
         Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
         for seed in range(seeds)
@@ -63,11 +62,11 @@ def demo(
     ]
     outcome = carry_out(
         asked,
-        how,
+        execution,
         runs,
-        width=None if how.device.type == "cuda" else len(RECALIBRATIONS),  # see engine.hands
+        width=None if execution.device.type == "cuda" else len(RECALIBRATIONS),  # see engine.hands
         budget=parse.seconds(time_budget),
-        watching=partial(watching, tensorboard),
+        watching=partial(watching, how.tensorboard),
         record_in=runs / "records.jsonl",
         anew=restart,
     )
@@ -77,7 +76,7 @@ def demo(
         out.print(_honestly(outcome.records, seeds), highlight=False, soft_wrap=True)
         out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
         if not outcome.left:
-            _time(asked[: len(RECALIBRATIONS)], how, runs / "timings.jsonl", anew=restart)
+            _time(asked[: len(RECALIBRATIONS)], execution, runs / "timings.jsonl", anew=restart)
         _page(runs, show)
     leave(outcome, "the same command")
 

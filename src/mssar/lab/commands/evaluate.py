@@ -13,20 +13,21 @@ from rich.table import Table
 
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console
+from mssar.lab.commands.groups import grouped, whole
 
 
+@grouped
 def evaluate(
+    *,
     run: Annotated[
         Path, typer.Argument(help="A run's folder, a checkpoint, or a file of weights.")
     ],
     data_dir: opt.DataDir = None,
     by_class: Annotated[bool, typer.Option("--classes", help="The error of each class.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    workers: opt.Workers = None,
-    decode: opt.Decode = "auto",
-    unreadable: opt.Unreadable = 0.01,
+    how: Annotated[
+        opt.How, whole(opt.How, "device", "precision", "workers", "decode", "unreadable")
+    ],
 ) -> None:
     """Test a run's network again: top-1 and top-5 error of its last checkpoint.
 
@@ -36,14 +37,12 @@ def evaluate(
     """
     from mssar.lab import data
     from mssar.lab.engine import evaluate as engine
-    from mssar.lab.engine.execution import execution_for
 
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
     chosen = engine.trained(run, lambda line: typer.echo(line, err=True))
     found = data.load(chosen.run.dataset, data_dir)
-    how = execution_for(device, precision, workers=workers, decode=decode, unreadable=unreadable)
-    score = engine.evaluate(chosen, found, how, lambda line: typer.echo(line, err=True))
+    score = engine.evaluate(chosen, found, how.execution(), lambda line: typer.echo(line, err=True))
     if chosen.progress.data != found.checksum:
         typer.echo(f"mssar: {found.name} is not what this run was trained on", err=True)
     at = f"epoch {chosen.progress.epoch} of {chosen.run.recipe.epochs}"

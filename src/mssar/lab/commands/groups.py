@@ -59,13 +59,13 @@ def _is(group: object) -> bool:
     return isinstance(group, Group)
 
 
-def whole(kind: type[Any], but: tuple[str, ...] = ()) -> Group:
-    """The fields of a dataclass, annotated as typer has it; what is left out is as by default."""
+def whole(kind: type[Any], *only: str, but: str = "") -> Group:
+    """The fields of a dataclass, annotated as typer has it; the others have their defaults."""
     hints = get_type_hints(kind, include_extras=True)
     options = [
         Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
         for f in fields(kind)
-        if f.name not in but
+        if f.name in (only or hints) and f.name != but
     ]
     return Group(tuple(options), lambda values: kind(**values))
 

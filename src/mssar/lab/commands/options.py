@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what they mean.
+"""Options that several verbs share.
 
 Here and in every verb, what needs torch is imported where it is used: help and a mistake in the
 words are answered without.
@@ -6,18 +6,19 @@ words are answered without.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from mssar.lab.commands import groups
-from mssar.lab.commands.groups import Flag
+from mssar.lab.commands.groups import Flag, changes
 from mssar.options import OPTIONS
 
-RUNS = Path("runs")
+if TYPE_CHECKING:
+    from mssar.lab.engine.execution import Execution
 
-HOW = "How it is computed"
+RUNS = Path("runs")
 
 DataDir: TypeAlias = Annotated[
     Path | None,
@@ -27,90 +28,66 @@ Runs: TypeAlias = Annotated[Path, typer.Option(help="Folder for runs, one folder
 Budget: TypeAlias = Annotated[
     str | None, typer.Option("--time-budget", help="Stop in time, as in 9m or 1h30m, and save.")
 ]
-Device: TypeAlias = Annotated[
-    str, typer.Option(help="auto, cpu, cuda, cuda:1.", rich_help_panel=HOW)
-]
-Precision: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="bf16 (by default on a GPU), tf32, fp32.", rich_help_panel=HOW),
-]
-Compile: TypeAlias = Annotated[
-    bool, typer.Option("--compile", help="torch.compile the network.", rich_help_panel=HOW)
-]
-Graph: TypeAlias = Annotated[
-    bool, typer.Option("--graph/--no-graph", help="CUDA graphs.", rich_help_panel=HOW)
-]
-Deterministic: TypeAlias = Annotated[
-    bool, typer.Option("--deterministic", help="The same bits every time.", rich_help_panel=HOW)
-]
-Width: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--fleet",
-        min=1,
-        help="Runs at once on one device; 4 on a GPU, 1 on a CPU by default.",
-        rich_help_panel=HOW,
-    ),
-]
-Together: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        "--stack",
-        min=1,
-        help="Runs of one network that are trained as a single wide one, which a GPU does faster.",
-        rich_help_panel=HOW,
-    ),
-]
-SyncBN: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--sync-bn/--local-bn",
-        help="With several processes: BN over the global batch, or over each process's own.",
-        rich_help_panel=HOW,
-    ),
-]
-Workers: TypeAlias = Annotated[
-    int | None,
-    typer.Option(min=0, help="Processes that read photographs; one a core.", rich_help_panel=HOW),
-]
-Decode: TypeAlias = Annotated[
-    str,
-    typer.Option(help="Where photographs are decoded: auto, workers, gpu.", rich_help_panel=HOW),
-]
-Threads: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=512,
-        help="Of a CPU, for each run; what is quickest at its beginning by default.",
-        rich_help_panel=HOW,
-    ),
-]
-Unreadable: TypeAlias = Annotated[
-    float,
-    typer.Option(help="Share of photographs that may be unreadable.", rich_help_panel=HOW),
-]
-Tensorboard: TypeAlias = Annotated[
-    bool, typer.Option("--tensorboard", help="Write event files.", rich_help_panel=HOW)
-]
-
 Network: TypeAlias = Annotated[
     dict[str, Any],
-    groups.changes({n: Flag(o.kind, o.help, o.example) for n, o in OPTIONS.items()}),
+    changes({name: Flag(o.kind, o.help, o.example) for name, o in OPTIONS.items()}),
 ]
 
 
-def settings(
-    device: str,
-    precision: str | None,
-    compiled: bool,
-    graph: bool,
-    deterministic: bool,
-    sync_bn: bool,
-    workers: int | None,
-    decode: str,
-    unreadable: float,
-    threads: int | None,
-) -> dict[str, Any]:
-    """What was asked for, as ``execution_for`` takes it, on this machine or another."""
-    return dict(locals())
+def _how(text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="How it is computed", **more)
+
+
+@dataclass(frozen=True)
+class How:
+    """How to compute, as it was asked for: on this machine or another."""
+
+    device: Annotated[str, _how("auto, cpu, cuda, cuda:1.")] = "auto"
+    precision: Annotated[str | None, _how("bf16 (by default on a GPU), tf32, fp32.")] = None
+    compiled: Annotated[bool, _how("torch.compile the network.", "--compile")] = False
+    graph: Annotated[bool, _how("CUDA graphs.", "--graph/--no-graph")] = True
+    deterministic: Annotated[bool, _how("The same bits every time.", "--deterministic")] = False
+    fleet: Annotated[
+        int | None,
+        _how("Runs at once on one device; 4 on a GPU, 1 on a CPU by default.", min=1),
+    ] = None
+    stack: Annotated[
+        int,
+        _how(
+            "Runs of one network that are trained as a single wide one, which a GPU does faster.",
+            min=1,
+        ),
+    ] = 1
+    sync_bn: Annotated[
+        bool,
+        _how(
+            "With several processes: BN over the global batch, or over each process's own.",
+            "--sync-bn/--local-bn",
+        ),
+    ] = True
+    workers: Annotated[int | None, _how("Processes that read photographs; one a core.", min=0)] = (
+        None
+    )
+    decode: Annotated[str, _how("Where photographs are decoded: auto, workers, gpu.")] = "auto"
+    unreadable: Annotated[float, _how("Share of photographs that may be unreadable.")] = 0.01
+    threads: Annotated[
+        int | None,
+        _how(
+            "Of a CPU, for each run; what is quickest at its beginning by default.",
+            min=1,
+            max=512,
+        ),
+    ] = None
+    tensorboard: Annotated[bool, _how("Write event files.", "--tensorboard")] = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What ``execution_for`` takes."""
+        apart = ("fleet", "stack", "tensorboard")
+        return {name: value for name, value in asdict(self).items() if name not in apart}
+
+    def execution(self) -> Execution:
+        """The same, of this machine."""
+        from mssar.lab.engine.execution import execution_for
+
+        return execution_for(**self.settings)

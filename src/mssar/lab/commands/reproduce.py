@@ -15,6 +15,7 @@ from mssar.lab.commands import options as opt
 from mssar.lab.commands import parse
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
+from mssar.lab.commands.groups import grouped, whole
 from mssar.lab.commands.leave import leave
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ RECORDS = Path("records")
 EXPERIMENTS = ("table3", "table4", "strategy", "stage", "ilsvrc")  # as mssar.lab.experiments has
 
 
+@grouped
 def reproduce(
+    *,
     experiments: Annotated[
         list[str] | None,
         typer.Argument(help=f"{', '.join(EXPERIMENTS)}.", metavar="EXPERIMENT…"),
@@ -41,25 +44,8 @@ def reproduce(
     data_dir: opt.DataDir = None,
     runs: opt.Runs = opt.RUNS,
     time_budget: opt.Budget = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    compiled: opt.Compile = False,
-    graph: opt.Graph = True,
-    deterministic: opt.Deterministic = False,
-    fleet: opt.Width = None,
-    stack: opt.Together = 1,
-    sync_bn: opt.SyncBN = True,
-    workers: opt.Workers = None,
-    decode: opt.Decode = "auto",
-    unreadable: opt.Unreadable = 0.01,
-    threads: opt.Threads = None,
-    tensorboard: opt.Tensorboard = False,
-    submit: sub.Submit = None,
-    tasks: sub.Tasks = None,
-    sbatch: sub.Sbatch = None,
-    dry_run: sub.DryRun = False,
-    status: sub.Status = False,
-    cancel: sub.Cancel = False,
+    how: Annotated[opt.How, whole(opt.How)],
+    submission: Annotated[sub.Submission, whole(sub.Submission)],
 ) -> None:
     """Train what is missing of the paper's experiments, and show it beside the published numbers.
 
@@ -78,27 +64,14 @@ def reproduce(
     from mssar.lab.engine.world import leads
     from mssar.lab.experiments.plan import plan_for
 
-    if status or cancel:
-        sub.tell(runs, cancel=cancel)
+    if submission.told(runs):
         return
     names = list(experiments or EXPERIMENTS)
     if not experiments and not listing:
         raise ValueError(f"name an experiment ({', '.join(EXPERIMENTS)}), or pass --list")
-    handing = sub.asked(submit, tasks, sbatch, dry_run)
-    how = opt.settings(
-        device,
-        precision,
-        compiled,
-        graph,
-        deterministic,
-        sync_bn,
-        workers,
-        decode,
-        unreadable,
-        threads,
-    )
-    how = sub.settled(how, handing)
-    machine = hardware(choose_device("auto" if handing else device))
+    submission.check()
+    given, how = how.precision, submission.settled(how)
+    machine = hardware(choose_device("auto" if submission.submit else how.device))
     sub.gather(runs)
 
     def plan() -> tuple[Plan, str]:
@@ -119,7 +92,7 @@ def reproduce(
             nets=None if nets is None else nets.split(","),
             datasets=None if datasets is None else datasets.split(","),
             seeds=seeds,
-            precision=precision if listing else how["precision"],
+            precision=given if listing else how.precision,
         )
 
     found, where = plan()
@@ -130,12 +103,9 @@ def reproduce(
         found.missing,
         how,
         runs,
-        handing,
+        submission,
         data_dir=data_dir,
-        width=fleet,
-        stack=stack,
         budget=parse.seconds(time_budget),
-        tensorboard=tensorboard,
         record_in=records / f"{names[0]}.jsonl",
     )
     if outcome is None:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 
+from mssar.lab.commands import groups, parse
 from mssar.lab.commands import options as opt
-from mssar.lab.commands import parse
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
-from mssar.lab.commands.groups import grouped
+from mssar.lab.commands.groups import Flag, grouped, whole
 from mssar.lab.commands.leave import leave
-from mssar.lab.recipes import RECIPES, Recipe, varied
+from mssar.lab.recipes import AUGMENTATIONS, RECIPES, Recipe, varied
 
 if TYPE_CHECKING:
     from mssar.lab.run import Initial, Normalisation, Run
 
 RECIPE = "The recipe, field by field"
-Whole: TypeAlias = int | None
-Number: TypeAlias = float | None
 
 
-def _field(help_text: str, **more: Any) -> Any:
-    return typer.Option(help=help_text, rich_help_panel=RECIPE, show_default=False, **more)
+def _recipe() -> dict[str, Flag]:
+    """Every field of a recipe and of either augmentation that says what it is."""
+    found: dict[str, Flag] = {}
+    for kind in (Recipe, *AUGMENTATIONS.values()):
+        types = get_type_hints(kind)
+        for field in fields(kind):
+            if field.metadata:
+                found[field.name] = Flag(types[field.name], **field.metadata)
+    return found
 
 
 @grouped
@@ -84,45 +90,9 @@ def train(
     data_dir: opt.DataDir = None,
     runs: opt.Runs = opt.RUNS,
     time_budget: opt.Budget = None,
-    epochs: Annotated[Whole, _field("Epochs.")] = None,
-    batch: Annotated[Whole, _field("Images a step, over all processes.")] = None,
-    lr: Annotated[Number, _field("Learning rate at first.")] = None,
-    drops: Annotated[str | None, _field("After which epochs it drops: 80,120.")] = None,
-    factor: Annotated[Number, _field("What a drop multiplies it by.")] = None,
-    momentum: Annotated[Number, _field("Of gradient descent.")] = None,
-    nesterov: Annotated[bool | None, _field("Nesterov's momentum, or plain.")] = None,
-    weight_decay: Annotated[Number, _field("On all parameters.")] = None,
-    schedule: Annotated[str | None, _field("Of the learning rate: steps or cosine.")] = None,
-    warmup: Annotated[Number, _field("Epochs in which it rises.")] = None,
-    smoothing: Annotated[Number, _field("Of labels: the share of all classes alike.")] = None,
-    ema: Annotated[Number, _field("Test the weights' average; what a step leaves of it.")] = None,
-    padding: Annotated[Whole, _field("Small images: zeros around, before the crop.")] = None,
-    mirror: Annotated[Number, _field("Probability of a mirror image.")] = None,
-    size: Annotated[Whole, _field("Photographs: side of what is cut out.")] = None,
-    resize: Annotated[Whole, _field("Photographs: shorter side before the test's crop.")] = None,
-    area: Annotated[str | None, _field("Photographs: share cut out, as 0.08,1.")] = None,
-    ratio: Annotated[str | None, _field("Photographs: width over height, as 0.75,1.33.")] = None,
-    rotation: Annotated[Number, _field("Photographs: degrees, either way.")] = None,
-    jitter: Annotated[Number, _field("Photographs: of brightness, contrast, saturation.")] = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    compiled: opt.Compile = False,
-    graph: opt.Graph = True,
-    deterministic: opt.Deterministic = False,
-    fleet: opt.Width = None,
-    stack: opt.Together = 1,
-    sync_bn: opt.SyncBN = True,
-    workers: opt.Workers = None,
-    decode: opt.Decode = "auto",
-    unreadable: opt.Unreadable = 0.01,
-    threads: opt.Threads = None,
-    tensorboard: opt.Tensorboard = False,
-    submit: sub.Submit = None,
-    tasks: sub.Tasks = None,
-    sbatch: sub.Sbatch = None,
-    dry_run: sub.DryRun = False,
-    status: sub.Status = False,
-    cancel: sub.Cancel = False,
+    changes: Annotated[dict[str, Any], groups.changes(_recipe(), RECIPE)],
+    how: Annotated[opt.How, whole(opt.How)],
+    submission: Annotated[sub.Submission, whole(sub.Submission)],
 ) -> None:
     """Train networks; every combination of what is given is a run, several at once on a GPU.
 
@@ -139,36 +109,13 @@ def train(
     from mssar.lab.commands.beginning import colours, initial
     from mssar.lab.engine.world import leads
 
-    if status or cancel:
-        sub.tell(runs, cancel=cancel)
+    if submission.told(runs):
         return
     nets = [*(nets or []), *([from_] if from_ else [])]
     if not nets:
         raise ValueError("name a network, as in resnet20 or timm:resnet50")
     if insert and recalibration != "none":
         raise ValueError(f"--insert is --recalibration mssar; not {recalibration} as well")
-    changes = {
-        "epochs": epochs,
-        "batch": batch,
-        "lr": lr,
-        "drops": None if drops is None else parse.integers("drops", drops, "80,120"),
-        "factor": factor,
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "weight_decay": weight_decay,
-        "schedule": schedule,
-        "warmup": warmup,
-        "smoothing": smoothing,
-        "ema": ema,
-        "padding": padding,
-        "mirror": mirror,
-        "size": size,
-        "resize": resize,
-        "area": None if area is None else parse.pair("area", area, "0.08,1"),
-        "ratio": None if ratio is None else parse.pair("ratio", ratio, "0.75,1.33"),
-        "rotation": rotation,
-        "jitter": jitter,
-    }
     asked = _runs(
         nets,
         ["mssar"] if insert else recalibration.split(","),
@@ -176,25 +123,13 @@ def train(
         dataset,
         parse.integers("seed", seed, "0,1,2"),
         recipe,
-        {k: v for k, v in changes.items() if v is not None},
+        changes,
         {net: initial(weights, net, runs if resume else None) for net in nets},
         {net: colours(mean, std, net, dataset) for net in nets},
     )
-    handing = sub.asked(submit, tasks, sbatch, dry_run)
-    if handing and restart:
+    submission.check()
+    if submission.submit and restart:
         raise ValueError("--restart is for this process alone; with --submit name other --runs")
-    how = opt.settings(
-        device,
-        precision,
-        compiled,
-        graph,
-        deterministic,
-        sync_bn,
-        workers,
-        decode,
-        unreadable,
-        threads,
-    )
     budget = parse.seconds(time_budget)
     if leads():
         _ask(asked, runs, resume, restart)
@@ -202,12 +137,9 @@ def train(
         asked,
         how,
         runs,
-        handing,
+        submission,
         data_dir=data_dir,
-        width=fleet,
-        stack=stack,
         budget=budget,
-        tensorboard=tensorboard,
         record_in=runs / "records.jsonl",
         anew=restart,
     )

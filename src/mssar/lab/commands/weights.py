@@ -8,18 +8,19 @@ from typing import Annotated
 import typer
 
 from mssar.lab.commands import options as opt
+from mssar.lab.commands.groups import grouped, whole
 
 
+@grouped
 def weights(
+    *,
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
     file: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
     half: Annotated[
         bool, typer.Option("--half", help="Parameters in half precision, statistics not.")
     ] = False,
     data_dir: opt.DataDir = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    workers: opt.Workers = None,
+    how: Annotated[opt.How, whole(opt.How, "device", "precision", "workers")],
 ) -> None:
     """Write the last epoch's weights of a run, for `mssar.create_model(…, weights=FILE)`.
 
@@ -31,7 +32,6 @@ def weights(
     from mssar.durable import write_whole
     from mssar.lab import data
     from mssar.lab.engine import weights as engine
-    from mssar.lab.engine.execution import execution_for
 
     if file.suffix != ".safetensors":
         raise ValueError(f"FILE ends in .safetensors; got {file}")
@@ -40,8 +40,7 @@ def weights(
     chosen, record = engine.last(run)
     found = data.load(chosen.run.dataset, data_dir)
     state = engine.convert(chosen, half=half)
-    how = execution_for(device, precision, workers=workers)
-    score = engine.measured(chosen, found, how)
+    score = engine.measured(chosen, found, how.execution())
     content = engine.file(state, chosen, record, found, score)
     write_whole(file, content)
     kind = "half precision" if half else "full precision"
