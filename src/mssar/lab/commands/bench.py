@@ -14,7 +14,7 @@ from rich.table import Table
 
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.console import console
+from mssar.lab.commands.console import console, say
 from mssar.lab.commands.groups import grouped, whole
 from mssar.lab.recipes import varied
 from mssar.lab.timings import WHAT, Timing, ratio
@@ -76,15 +76,11 @@ def bench(
     found: list[Timing] = []
     for group in groups:
         for kind in wanted:
-            made = engine.measure(group, kind, execution, seconds, _say)
+            made = engine.measure(group, kind, execution, seconds, say)
             found += made
             if path:
                 timings.append(path, *made)
     _print_json(found) if as_json else _print_table(found, path)
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def _run(net: str, kind: str, batch: int | None, how: Execution) -> Run:

@@ -15,9 +15,9 @@ from rich.table import Table
 
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
-from mssar.lab.commands import parse
+from mssar.lab.commands import parse, sweeps
 from mssar.lab.commands import submission as sub
-from mssar.lab.commands.console import console
+from mssar.lab.commands.console import console, say
 from mssar.lab.commands.groups import grouped, whole
 from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
@@ -104,7 +104,7 @@ def compare(
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = parse.seconds(time_budget)
     checksum = data.load(dataset, data_dir).checksum
-    sub.gather(runs)
+    sweeps.gather(runs)
     beside = record_in.parent.glob("*.jsonl")
     known = _wanted(collect(sorted(beside)), asked, checksum, how.precision).records
     done = [record.run for record in known]
@@ -130,7 +130,7 @@ def compare(
     if made:
         page = runs / "report.html"
         runs.mkdir(parents=True, exist_ok=True)  # nothing was trained, if all was recorded
-        maps = build.Maps(data_dir, lambda line: typer.echo(line, err=True))
+        maps = build.Maps(data_dir, say)
         write(build.side_by_side(found, maps), page)
         _print_json(made[0]) if as_json else _print_table(made[0], record_in, page)
         if show:
@@ -215,7 +215,7 @@ def _time(asked: list[Run], how: Execution, seconds: float, path: Path) -> None:
     ]
     if any(all(key in some for key in wanted) for some in before.values()):
         return
-    made = measure(asked, "training", how, seconds, lambda line: typer.echo(line, err=True))
+    made = measure(asked, "training", how, seconds, say)
     timings.append(path, *made)  # when all is measured: what was interrupted is measured again
 
 

@@ -13,7 +13,7 @@ import typer
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import parse
-from mssar.lab.commands.console import console
+from mssar.lab.commands.console import console, say
 from mssar.lab.commands.groups import grouped, whole
 from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
@@ -89,11 +89,7 @@ def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:
         path.unlink(missing_ok=True)
     if path.exists():
         return
-    found = [
-        timing
-        for what in WHAT
-        for timing in measure(asked, what, how, SECONDS, lambda line: typer.echo(line, err=True))
-    ]
+    found = [timing for what in WHAT for timing in measure(asked, what, how, SECONDS, say)]
     timings.append(path, *found)  # when all is measured: what was interrupted is measured again
 
 
@@ -103,7 +99,7 @@ def _page(runs: Path, show: bool) -> None:
     from mssar.lab.report.collect import collect
 
     page = runs / "report.html"
-    maps = build.Maps(None, lambda line: typer.echo(line, err=True))
+    maps = build.Maps(None, say)
     write(build.demo(collect([runs]), maps), page)
     console().print(f"page:    {page}", highlight=False)
     if show:

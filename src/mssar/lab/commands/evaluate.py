@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.console import console
+from mssar.lab.commands.console import console, say
 from mssar.lab.commands.groups import grouped, whole
 
 
@@ -40,11 +40,11 @@ def evaluate(
 
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
-    chosen = engine.trained(run, lambda line: typer.echo(line, err=True))
+    chosen = engine.trained(run, say)
     found = data.load(chosen.run.dataset, data_dir)
-    score = engine.evaluate(chosen, found, how.execution(), lambda line: typer.echo(line, err=True))
+    score = engine.evaluate(chosen, found, how.execution(), say)
     if chosen.progress.data != found.checksum:
-        typer.echo(f"mssar: {found.name} is not what this run was trained on", err=True)
+        say(f"mssar: {found.name} is not what this run was trained on")
     at = f"epoch {chosen.progress.epoch} of {chosen.run.recipe.epochs}"
     if chosen.progress.step:
         at += f" and {chosen.progress.step} steps"

@@ -11,6 +11,7 @@ import typer
 
 import mssar
 from mssar.lab.commands import options as opt
+from mssar.lab.commands.console import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +64,7 @@ def explain(
     _require_place(out)
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
-    chosen = engine.trained(run, lambda line: typer.echo(line, err=True))
+    chosen = engine.trained(run, say)
     found = data_for(chosen, data_dir, images)
     maps.require_recalibrated(chosen, found)
     squares, truths = zip(*(picture(name, found, chosen) for name in images), strict=True)

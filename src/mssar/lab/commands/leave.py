@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from mssar.lab.commands.console import complain, counted, say
+
 if TYPE_CHECKING:
     from mssar.lab.engine.fleet import Outcome
 
@@ -17,8 +19,7 @@ def leave(outcome: Outcome, again: str) -> None:
     """Say what is not done, and exit with the status that fits."""
     from mssar.lab.engine.world import leads
 
-    for reason in outcome.failures if leads() else ():
-        typer.echo(f"mssar: {reason}", err=True)
+    complain(outcome.failures if leads() else ())
     if outcome.short is not None:
         # Not status 75: who calls again would do so for ever.
         if not leads():
@@ -29,11 +30,11 @@ def leave(outcome: Outcome, again: str) -> None:
             f"{outcome.short:.1f} s to come so far; --time-budget {least}s or more gets somewhere"
         )
     if outcome.left and leads():
-        runs = f"{len(outcome.left)} run{'s' * (len(outcome.left) > 1)}"
+        runs = counted(len(outcome.left), "run")
         why = "stopped by a signal" if outcome.signal else "the time budget is used up"
-        typer.echo(f"mssar: {why}; {runs} saved or waiting; {again} goes on", err=True)
+        say(f"mssar: {why}; {runs} saved or waiting; {again} goes on")
     if outcome.signal and not outcome.left and leads():
-        typer.echo("mssar: stopped by a signal; all runs had ended by then", err=True)
+        say("mssar: stopped by a signal; all runs had ended by then")
     if outcome.signal:
         raise typer.Exit(128 + outcome.signal)
     if outcome.failures:

@@ -12,9 +12,9 @@ from rich import box
 from rich.table import Table
 
 from mssar.lab.commands import options as opt
-from mssar.lab.commands import parse
+from mssar.lab.commands import parse, sweeps
 from mssar.lab.commands import submission as sub
-from mssar.lab.commands.console import console
+from mssar.lab.commands.console import console, counted
 from mssar.lab.commands.groups import grouped, whole
 from mssar.lab.commands.leave import leave
 
@@ -72,7 +72,7 @@ def reproduce(
     submission.check()
     given, how = how.precision, submission.settled(how)
     machine = hardware(choose_device("auto" if submission.submit else how.device))
-    sub.gather(runs)
+    sweeps.gather(runs)
 
     def plan() -> tuple[Plan, str]:
         """As it stands, and the machine that its times are for: this one, if it has any."""
@@ -151,7 +151,7 @@ def _show(plan: Plan, where: str, as_json: bool) -> None:
         return
     when = f"about {duration(plan.seconds_left)} on {where}" if plan.seconds_left else ""
     unknown = "how long is unknown until the first is recorded"
-    runs = f"{left} run{'s' * (left > 1)} left, each counted once"
+    runs = f"{counted(left, 'run')} left, each counted once"
     out.print(f"{runs}: {when or unknown}", highlight=False)
 
 
