@@ -1,7 +1,6 @@
 """Networks that are trained as one: the same numbers as each by itself, but for rounding."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from mssar.lab.engine.abreast import StackLearner
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.stack import Stack, obstacle
 from mssar.lab.engine.world import World
-from mssar.lab.records import append
 from mssar.lab.run import Run
 
 CLASSES = (4, 7, 4)
@@ -111,8 +109,8 @@ def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 def test_runs_as_one_end_where_they_would_alone(tmp_path):
-    into, log = partial(append, tmp_path / "records.jsonl"), Log()
-    outcome = sail(runs(), tmp_path, log, width=8, stack=8, record=into)
+    log = Log()
+    outcome = sail(runs(), tmp_path, log, width=8, stack=8)
     assert (outcome.left, outcome.failures) == ([], [])
     assert len(outcome.records) == 5
     for run in runs():

@@ -13,7 +13,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -206,7 +205,7 @@ def contend(words: tuple[Path, float]) -> str:
             CPU,
             place,
             Log(),
-            record=partial(records.append, place / "records.jsonl"),
+            record=lambda _, record: records.append(place / "records.jsonl", record),
         )
     except ValueError as error:
         return str(error)

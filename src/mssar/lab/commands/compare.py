@@ -115,7 +115,7 @@ def compare(
         submission,
         data_dir=data_dir,
         budget=budget,
-        record_in=record_in,
+        record_in=dict.fromkeys(asked, record_in),
     )
     if outcome is None:
         return

@@ -67,7 +67,7 @@ def demo(
         width=None if execution.device.type == "cuda" else len(RECALIBRATIONS),  # see engine.hands
         budget=parse.seconds(time_budget),
         watching=partial(watching, how.tensorboard),
-        record_in=runs / "records.jsonl",
+        record_in=dict.fromkeys(asked, runs / "records.jsonl"),
         anew=restart,
     )
     if outcome.records:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ def hand_on(
     submission: Submission,
     data_dir: Path | None,
     budget: float | None,
-    record_in: Path,
+    record_in: Mapping[Run, Path],
 ) -> Outcome | None:
     """Have runs trained elsewhere; None where that was only arranged.
 
@@ -52,7 +52,7 @@ def hand_on(
     order = sweeps.Order(
         command=sys.argv[1:],
         runs=str(folder.resolve()),
-        record_in=str(record_in.resolve()),
+        record_in={run.name: str(file.resolve()) for run, file in record_in.items()},
         how=how.settings,
         data_dir=None if data_dir is None else str(data_dir.resolve()),
         width=how.fleet,
@@ -63,7 +63,7 @@ def hand_on(
     with ExitStack() as held:
         if not submission.dry_run:
             held.enter_context(sweeps.alone(folder))
-        left = _left(runs, how.precision, folder, data_dir, record_in)
+        left = _left(runs, how.precision, folder, data_dir, record_in.values())
         if options is None:
             return _locally(submission, order, left, held.close)
         _to_slurm(submission, order, left, options)
@@ -105,16 +105,13 @@ def _locally(
 
     def look() -> None:
         found, _ = collect.of(sweep, outcome.left)
-        collect.into(Path(order.record_in), found)
-        for record in found:
-            outcome.left = [run for run in outcome.left if run.as_dict() != record.run]
+        collect.into(sweep, found)
+        for run, record in found.items():
+            outcome.left.remove(run)
             outcome.records.append(record)
-            what = " ".join(str(record.run[name]) for name in ("network", "recalibration"))
+            what = f"{run.network} {run.recalibration}, {run.dataset}, seed {run.seed}"
             done = f"{len(outcome.records)} of {len(left)}"
-            say(
-                f"{what}, {record.run['dataset']}, seed {record.run['seed']}: "
-                f"error {record.error:.2f} % ({done})"
-            )
+            say(f"{what}: error {record.error:.2f} % ({done})")
 
     words = [sys.executable, "-m", "mssar", "task", str(sweep.folder)]
     commands = [[*words, str(number)] for number in range(len(shares))]
@@ -138,7 +135,11 @@ def _vanished(number: int, status: int, sweep: Sweep) -> str:
 
 
 def _left(
-    runs: Sequence[Run], precision: str | None, folder: Path, data_dir: Path | None, record_in: Path
+    runs: Sequence[Run],
+    precision: str | None,
+    folder: Path,
+    data_dir: Path | None,
+    files: Iterable[Path],
 ) -> list[Run]:
     """What is to be trained, once all is known to be there."""
     from mssar.lab import records
@@ -153,7 +154,8 @@ def _left(
     data = {name: load(name).checksum for name in dict.fromkeys(run.dataset for run in runs)}
     done = [
         record.run
-        for record in records.read(record_in)
+        for file in dict.fromkeys(files)
+        for record in records.read(file)
         if record.execution.get("precision") == precision
         and record.data["checksum"] == data.get(record.run["dataset"])
     ]

@@ -21,6 +21,7 @@ from mssar.lab.commands.leave import leave
 if TYPE_CHECKING:
     from mssar.lab import records as recorded
     from mssar.lab.experiments.plan import Plan, Row
+    from mssar.lab.run import Run
 
 RECORDS = Path("records")
 EXPERIMENTS = ("table3", "table4", "strategy", "stage", "ilsvrc")  # as mssar.lab.experiments has
@@ -106,13 +107,22 @@ def reproduce(
         submission,
         data_dir=data_dir,
         budget=parse.seconds(time_budget),
-        record_in=records / f"{names[0]}.jsonl",
+        record_in=_files(found, records),
     )
     if outcome is None:
         return
     if leads():
         _show(*plan(), as_json)
     leave(outcome, "the same command")
+
+
+def _files(plan: Plan, folder: Path) -> dict[Run, Path]:
+    """For each run that is missing, that of its experiment; of several the first that was named."""
+    return {
+        run: folder / f"{state.experiment}.jsonl"
+        for state in reversed(plan.cells)
+        for run in state.missing
+    }
 
 
 def _show(plan: Plan, where: str, as_json: bool) -> None:

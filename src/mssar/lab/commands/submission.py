@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -98,7 +98,7 @@ def carry_out(
     *,
     data_dir: Path | None,
     budget: float | None,
-    record_in: Path,
+    record_in: Mapping[Run, Path],
     anew: bool = False,
 ) -> Outcome | None:
     """Train runs here, or have them trained; None where that was only arranged."""

@@ -23,7 +23,8 @@ def gather(folder: Path) -> None:
         complain(problems)
         if added:
             runs = counted(len(added), "run")
-            say(f"{sweep.name}: {runs} recorded in {sweep.order.record_in}")
+            files = dict.fromkeys(sweep.order.record_in.values())
+            say(f"{sweep.name}: {runs} recorded in {', '.join(files)}")
 
 
 def tell(folder: Path, *, cancel: bool = False) -> None:

@@ -53,7 +53,7 @@ def carry_out(folder: Path, number: int) -> Outcome:
                 stack=order.stack,
                 budget=order.budget,
                 watching=partial(watching, order.tensorboard),
-                record_in=None,  # each has its record in its folder: they are collected from there
+                record_in={},  # each has its record in its folder: they are collected from there
             )
         except Exception as error:
             why = (

@@ -140,7 +140,7 @@ def train(
         submission,
         data_dir=data_dir,
         budget=budget,
-        record_in=runs / "records.jsonl",
+        record_in=dict.fromkeys(asked, runs / "records.jsonl"),
         anew=restart,
     )
     if outcome is None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 
 from mssar.lab import data, records
@@ -14,6 +13,7 @@ from mssar.lab.engine.execution import Execution, keep_compiled
 from mssar.lab.engine.fleet import Outcome, train
 from mssar.lab.engine.observer import Observer
 from mssar.lab.engine.world import joined
+from mssar.lab.records import Record
 from mssar.lab.run import Run
 
 
@@ -39,13 +39,13 @@ def carry_out(
     width: int | None = None,
     stack: int = 1,
     budget: float | None = None,
-    record_in: Path | None,
+    record_in: Mapping[Run, Path],
     anew: bool = False,
 ) -> Outcome:
     """Train runs, alone or with the processes that torchrun started.
 
-    ``watching`` is entered by the process that leads. ``record_in``: the file for their records;
-    None where those in their folders are enough.
+    ``watching`` is entered by the process that leads. ``record_in`` has the file for each one's
+    record; it is empty where those in their folders are enough.
     """
     begun = time.monotonic()
     load = loader(data_dir)
@@ -57,8 +57,13 @@ def carry_out(
         # A tree of photographs is the user's own.
         own = {run.dataset for run in runs} <= {"cifar10", "cifar100"}
         keep_compiled(places.folder(data_dir if own else None))
-    if record_in:
-        records.read(record_in)  # and so is a file that records cannot be added to
+    for file in dict.fromkeys(record_in.values()):
+        records.read(file)  # and so is a file that records cannot be added to
+
+    def record(run: Run, made: Record) -> None:
+        if record_in:
+            records.append(record_in[run], made)
+
     with joined(how.device) as world:
         at_once = width or max(stack, 4 if how.device.type == "cuda" else 1)
         ready = time.monotonic() - begun
@@ -73,7 +78,7 @@ def carry_out(
                 stack=stack,
                 budget=None if budget is None else budget - ready,
                 world=world,
-                record=partial(records.append, record_in) if record_in else lambda _: None,
+                record=record,
                 anew=anew,
             )
     if outcome.short is not None:
