@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mssar.lab.commands.groups import Flag, changes, grouped, whole
+from mssar.lab.commands.groups import Flag, changes, grouped, options_of
 
 seen: list[Any] = []
 
@@ -31,7 +31,7 @@ FLAGS = {
 def verb(
     name: str,
     *,
-    size: Annotated[Size, whole(Size)],
+    size: Annotated[Size, options_of(Size)],
     given: Annotated[dict[str, Any], changes(FLAGS, "Field by field")],
     last: int = 0,
 ) -> None:
@@ -42,7 +42,7 @@ def verb(
 @grouped
 def narrow(
     *,
-    one: Annotated[Size, whole(Size, "width")],
+    one: Annotated[Size, options_of(Size, "width")],
 ) -> None:
     seen[:] = [one]
 
@@ -50,7 +50,7 @@ def narrow(
 @grouped
 def flat(
     *,
-    rest: Annotated[Size, whole(Size, but="width")],
+    rest: Annotated[Size, options_of(Size, but="width")],
 ) -> None:
     seen[:] = [rest]
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console, say
-from mssar.lab.commands.groups import grouped, whole
+from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.recipes import varied
 from mssar.lab.timings import WHAT, Timing, ratio
 
@@ -46,7 +46,7 @@ def bench(
         str, typer.Option(help="A file of timings to add to, as records/timings/gpu.jsonl.")
     ] = "none",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
-    how: Annotated[opt.How, whole(opt.How, "device", "precision", "compiled", "graph")],
+    how: Annotated[opt.How, options_of(opt.How, "device", "precision", "compiled", "graph")],
 ) -> None:
     """Time a step of training and a pass through the network, on random images of the right size.
 

@@ -18,7 +18,7 @@ from mssar.lab.commands import options as opt
 from mssar.lab.commands import parse, sweeps
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console, say
-from mssar.lab.commands.groups import grouped, whole
+from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
 from mssar.lab.commands.train import changed
@@ -71,8 +71,8 @@ def compare(
     data_dir: opt.DataDir = None,
     runs: opt.Runs = FOLDER,
     time_budget: opt.Budget = None,
-    how: Annotated[opt.How, whole(opt.How, but="sync_bn")],
-    submission: Annotated[sub.Submission, whole(sub.Submission)],
+    how: Annotated[opt.How, options_of(opt.How, but="sync_bn")],
+    submission: Annotated[sub.Submission, options_of(sub.Submission)],
 ) -> None:
     """Train a network with each recalibration, and show error, size, time and memory together.
 

@@ -14,7 +14,7 @@ from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import parse
 from mssar.lab.commands.console import console, say
-from mssar.lab.commands.groups import grouped, whole
+from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
 from mssar.lab.recipes import DEMO
@@ -38,7 +38,9 @@ def demo(
     runs: Annotated[Path, typer.Option(help="Folder for the runs and their records.")] = FOLDER,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what was begun.")] = False,
     time_budget: opt.Budget = None,
-    how: Annotated[opt.How, whole(opt.How, "device", "deterministic", "threads", "tensorboard")],
+    how: Annotated[
+        opt.How, options_of(opt.How, "device", "deterministic", "threads", "tensorboard")
+    ],
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Train a small network with no recalibration, SE and MS-SAR on pictures made on the spot.

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from mssar.lab.commands import options as opt
 from mssar.lab.commands.console import console, say
-from mssar.lab.commands.groups import grouped, whole
+from mssar.lab.commands.groups import grouped, options_of
 
 
 @grouped
@@ -26,7 +26,7 @@ def evaluate(
     by_class: Annotated[bool, typer.Option("--classes", help="The error of each class.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
     how: Annotated[
-        opt.How, whole(opt.How, "device", "precision", "workers", "decode", "unreadable")
+        opt.How, options_of(opt.How, "device", "precision", "workers", "decode", "unreadable")
     ],
 ) -> None:
     """Test a run's network again: top-1 and top-5 error of its last checkpoint.

@@ -38,11 +38,14 @@ class Flag:
 def grouped(verb: Verb) -> Verb:
     """A verb as typer is to see it."""
     taken = inspect.signature(verb, eval_str=True).parameters.values()
-    groups = {p.name: group for p in taken for group in get_args(p.annotation)[1:] if _is(group)}
+    groups: dict[str, Group] = {}
     options: list[Parameter] = []
     for parameter in taken:
-        group = groups.get(parameter.name)
-        options += group.options if group else [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+        if group := next((g for g in get_args(parameter.annotation) if isinstance(g, Group)), None):
+            groups[parameter.name] = group
+            options += group.options
+        else:
+            options.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
 
     def called(**values: Any) -> None:
         for name, group in groups.items():
@@ -55,11 +58,7 @@ def grouped(verb: Verb) -> Verb:
     return called
 
 
-def _is(group: object) -> bool:
-    return isinstance(group, Group)
-
-
-def whole(kind: type[Any], *only: str, but: str = "") -> Group:
+def options_of(kind: type[Any], *only: str, but: str = "") -> Group:
     """The fields of a dataclass, annotated as typer has it; the others have their defaults."""
     hints = get_type_hints(kind, include_extras=True)
     options = [
@@ -76,7 +75,7 @@ def changes(flags: Mapping[str, Flag], panel: str | None = None) -> Group:
 
     def option(name: str, flag: Flag) -> Parameter:
         kind: Any = str if flag.kind in parsers else flag.kind
-        said = typer.Option(help=flag.help, rich_help_panel=panel)
+        said = typer.Option(help=flag.help, rich_help_panel=panel, show_default=False)
         annotated: Any = Annotated[kind | None, said]
         return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotated)
 

@@ -15,7 +15,7 @@ from mssar.lab.commands import options as opt
 from mssar.lab.commands import parse, sweeps
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console, counted
-from mssar.lab.commands.groups import grouped, whole
+from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.commands.leave import leave
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def reproduce(
     data_dir: opt.DataDir = None,
     runs: opt.Runs = opt.RUNS,
     time_budget: opt.Budget = None,
-    how: Annotated[opt.How, whole(opt.How)],
-    submission: Annotated[sub.Submission, whole(sub.Submission)],
+    how: Annotated[opt.How, options_of(opt.How)],
+    submission: Annotated[sub.Submission, options_of(sub.Submission)],
 ) -> None:
     """Train what is missing of the paper's experiments, and show it beside the published numbers.
 

@@ -14,7 +14,7 @@ from mssar.lab.commands import groups, parse
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
-from mssar.lab.commands.groups import Flag, grouped, whole
+from mssar.lab.commands.groups import Flag, grouped, options_of
 from mssar.lab.commands.leave import leave
 from mssar.lab.recipes import AUGMENTATIONS, RECIPES, Recipe, varied
 
@@ -91,8 +91,8 @@ def train(
     runs: opt.Runs = opt.RUNS,
     time_budget: opt.Budget = None,
     changes: Annotated[dict[str, Any], groups.changes(_recipe(), RECIPE)],
-    how: Annotated[opt.How, whole(opt.How)],
-    submission: Annotated[sub.Submission, whole(sub.Submission)],
+    how: Annotated[opt.How, options_of(opt.How)],
+    submission: Annotated[sub.Submission, options_of(sub.Submission)],
 ) -> None:
     """Train networks; every combination of what is given is a run, several at once on a GPU.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.groups import grouped, whole
+from mssar.lab.commands.groups import grouped, options_of
 
 
 @grouped
@@ -20,7 +20,7 @@ def weights(
         bool, typer.Option("--half", help="Parameters in half precision, statistics not.")
     ] = False,
     data_dir: opt.DataDir = None,
-    how: Annotated[opt.How, whole(opt.How, "device", "precision", "workers")],
+    how: Annotated[opt.How, options_of(opt.How, "device", "precision", "workers")],
 ) -> None:
     """Write the last epoch's weights of a run, for `mssar.create_model(…, weights=FILE)`.
 
