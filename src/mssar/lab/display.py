@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,12 +39,10 @@ def duration(seconds: float) -> str:
 @contextmanager
 def watching(tensorboard: bool = False) -> Iterator[Observer]:
     """The observer that fits standard error, and one that writes event files if that is asked."""
-    if not tensorboard:
-        with _showing() as shown:
-            yield shown
-        return
-    with closing(Events()) as events, _showing() as shown:
-        yield Both(shown, events)
+    with ExitStack() as watched:
+        events = watched.enter_context(closing(Events())) if tensorboard else None
+        shown = watched.enter_context(_showing())
+        yield Both(shown, events) if events else shown
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def bench(
         str, typer.Option(help="A file of timings to add to, as records/timings/gpu.jsonl.")
     ] = "none",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
-    how: Annotated[opt.How, options_of(opt.How, "device", "precision", "compiled", "graph")],
+    how: Annotated[opt.How, options_of(opt.How, "device", "precision", "compile", "graph")],
 ) -> None:
     """Time a step of training and a pass through the network, on random images of the right size.
 

@@ -21,7 +21,7 @@ from mssar.lab.commands.console import console, say
 from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
-from mssar.lab.commands.train import changed
+from mssar.lab.commands.train import combinations
 from mssar.lab.recipes import RECIPES
 from mssar.lab.report.content import ORDER, Compared, Comparison
 from mssar.options import OPTIONS
@@ -96,7 +96,11 @@ def compare(
     if not 0 <= seconds < math.inf:
         raise ValueError(f"--seconds is 0 or more; got {seconds:g}")
     kinds = list(dict.fromkeys(part.strip() for part in modules.split(",")))
-    asked = _runs(net, kinds, dataset, seeds, reduction, recipe, {"epochs": epochs, "batch": batch})
+    options = {} if reduction is None else {"reduction": reduction}
+    given = {"epochs": epochs, "batch": batch}
+    changes = {name: value for name, value in given.items() if value is not None}
+    # Seed by seed, so that what is unfinished already compares something.
+    asked = combinations([net], kinds, options, dataset, range(seeds), recipe, changes)
     for run in asked:
         run.check()
     submission.check()
@@ -136,39 +140,6 @@ def compare(
         if show:
             webbrowser.open(page.resolve().as_uri())
     leave(outcome, "the same command")
-
-
-def _runs(
-    net: str,
-    kinds: list[str],
-    dataset: str,
-    seeds: int,
-    reduction: int | None,
-    recipe: str | None,
-    changes: dict[str, Any],
-) -> list[Run]:
-    """Seed by seed, so that what is unfinished already compares something."""
-    from mssar.lab.run import Run, usual_options, usual_recipe
-
-    if recipe is not None and recipe not in RECIPES:
-        raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
-    chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset)
-    chosen = changed(chosen, {k: v for k, v in changes.items() if v is not None})
-    takers = [kind for kind in kinds if "reduction" in usual_options(net, kind)]
-    if reduction is not None and not takers:
-        raise ValueError("nothing that is compared here takes --reduction")
-    return [
-        Run(
-            net,
-            kind,
-            {"reduction": reduction} if reduction is not None and kind in takers else {},
-            dataset,
-            chosen,
-            seed,
-        )
-        for seed in range(seeds)
-        for kind in kinds
-    ]
 
 
 def _wanted(

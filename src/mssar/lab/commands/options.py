@@ -44,7 +44,7 @@ class How:
 
     device: Annotated[str, _how("auto, cpu, cuda, cuda:1.")] = "auto"
     precision: Annotated[str | None, _how("bf16 (by default on a GPU), tf32, fp32.")] = None
-    compiled: Annotated[bool, _how("torch.compile the network.", "--compile")] = False
+    compile: Annotated[bool, _how("torch.compile the network.", "--compile")] = False
     graph: Annotated[bool, _how("CUDA graphs.", "--graph/--no-graph")] = True
     deterministic: Annotated[bool, _how("The same bits every time.", "--deterministic")] = False
     fleet: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
@@ -116,7 +117,7 @@ def train(
         raise ValueError("name a network, as in resnet20 or timm:resnet50")
     if insert and recalibration != "none":
         raise ValueError(f"--insert is --recalibration mssar; not {recalibration} as well")
-    asked = _runs(
+    asked = combinations(
         nets,
         ["mssar"] if insert else recalibration.split(","),
         options,
@@ -157,16 +158,16 @@ def _show(out: Console, records: list[Any], runs: Path) -> None:
     out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
 
 
-def _runs(
-    nets: list[str],
-    recalibrations: list[str],
-    given: dict[str, Any],
+def combinations(
+    nets: Sequence[str],
+    recalibrations: Sequence[str],
+    options: dict[str, Any],
     dataset: str,
-    seeds: tuple[int, ...],
+    seeds: Sequence[int],
     recipe: str | None,
     changes: dict[str, Any],
-    weights: dict[str, Initial | None],
-    seen: dict[str, Normalisation | None],
+    weights: Mapping[str, Initial | None] = {},
+    seen: Mapping[str, Normalisation | None] = {},
 ) -> list[Run]:
     """Every combination; an option goes to those that take it, and somebody must."""
     from mssar.lab.run import Run, usual_options, usual_recipe
@@ -175,15 +176,15 @@ def _runs(
         raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
     if not seeds:
         raise ValueError("--seed takes whole numbers, as in 0,1,2; got none")
-    found, untaken = list[Run](), set(given)
+    found, untaken = list[Run](), set(options)
     for number, net, kind in product(seeds, nets, recalibrations):
         own = usual_options(net, kind)
         untaken -= own.keys()
-        begun = weights[net]
+        begun = weights.get(net)
         chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset, begun=begun is not None)
-        mine = {k: v for k, v in given.items() if k in own}
+        mine = {k: v for k, v in options.items() if k in own}
         by = changed(chosen, changes)
-        found.append(Run(net, kind, mine, dataset, by, number, begun, seen[net]))
+        found.append(Run(net, kind, mine, dataset, by, number, begun, seen.get(net)))
     for option in untaken:
         raise ValueError(f"nothing that is trained here takes --{option}")
     return list(dict.fromkeys(found))

@@ -38,6 +38,8 @@ class Execution:
         if self.precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
             raise ValueError(f"precision is one of {known}; got {self.precision!r}")
+        if self.decode not in ("auto", "workers", "gpu"):
+            raise ValueError(f"--decode is auto, workers or gpu; got {self.decode!r}")
         if not 0 <= self.unreadable <= 1:
             raise ValueError(f"unreadable is a share, 0 to 1; got {self.unreadable}")
         if not 0 <= self.threads <= THREADS:
@@ -82,16 +84,11 @@ def choose_device(wanted: str = "auto") -> torch.device:
 def execution_for(
     device: str = "auto",
     precision: str | None = None,
-    compiled: bool = False,
-    graph: bool = True,
-    deterministic: bool = False,
-    sync_bn: bool = True,
     workers: int | None = None,
-    decode: str = "auto",
-    unreadable: float = 0.01,
     threads: int | None = None,
+    **rest: Any,
 ) -> Execution:
-    """How to compute, from what was asked for."""
+    """How to compute, from what was asked for: what was not is chosen for this machine."""
     if launched() and torch.cuda.is_available():
         if device.startswith("cuda:"):
             raise ValueError(f"each process takes a GPU of its own: --device cuda, not {device}")
@@ -100,20 +97,9 @@ def execution_for(
     where = choose_device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    if decode not in ("auto", "workers", "gpu"):
-        raise ValueError(f"--decode is auto, workers or gpu; got {decode!r}")
-    return Execution(
-        where,
-        precision or ("bf16" if where.type == "cuda" else "fp32"),
-        compiled,
-        graph,
-        deterministic,
-        sync_bn,
-        (os.cpu_count() or 1) if workers is None else workers,
-        decode,
-        unreadable,
-        threads or 0,
-    )
+    precision = precision or ("bf16" if where.type == "cuda" else "fp32")
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    return Execution(where, precision, workers=workers, threads=threads or 0, **rest)
 
 
 @contextmanager
