@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.console import console, say
+from mssar.lab.commands.console import console, print_json, say
 from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.recipes import varied
 from mssar.lab.timings import WHAT, Timing, ratio
@@ -45,7 +44,7 @@ def bench(
     records: Annotated[
         str, typer.Option(help="A file of timings to add to, as records/timings/gpu.jsonl.")
     ] = "none",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    as_json: opt.AsJson = False,
     how: Annotated[opt.How, options_of(opt.How, "device", "precision", "compile", "graph")],
 ) -> None:
     """Time a step of training and a pass through the network, on random images of the right size.
@@ -103,7 +102,7 @@ def _require_file(path: Path) -> None:
 
 
 def _print_json(found: list[Timing]) -> None:
-    print(json.dumps([{**asdict(t), "ratio": ratio(t, found)} for t in found], indent=2))
+    print_json([{**asdict(t), "ratio": ratio(t, found)} for t in found])
 
 
 def _print_table(found: list[Timing], path: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import webbrowser
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from mssar.lab import timings
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import parse, sweeps
 from mssar.lab.commands import submission as sub
-from mssar.lab.commands.console import console, say
+from mssar.lab.commands.console import console, print_json, say
 from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
@@ -40,9 +39,7 @@ def compare(
     *,
     net: Annotated[str, typer.Argument(help="The network.")] = "resnet20",
     modules: Annotated[str, typer.Option(help="What is compared.")] = ",".join(ORDER),
-    dataset: Annotated[
-        str, typer.Option(help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012.")
-    ] = "arrangements",
+    dataset: opt.Dataset = "arrangements",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each, from seeds 0, 1, …")] = 3,
     reduction: Annotated[
         int | None,
@@ -66,8 +63,8 @@ def compare(
             "--timings", help="A file for timings; RUNS/timings.jsonl.", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    as_json: opt.AsJson = False,
+    show: opt.Open = False,
     data_dir: opt.DataDir = None,
     runs: opt.Runs = FOLDER,
     time_budget: opt.Budget = None,
@@ -136,7 +133,7 @@ def compare(
         runs.mkdir(parents=True, exist_ok=True)  # nothing was trained, if all was recorded
         maps = build.Maps(data_dir, say)
         write(build.side_by_side(found, maps), page)
-        _print_json(made[0]) if as_json else _print_table(made[0], record_in, page)
+        print_json(asdict(made[0])) if as_json else _print_table(made[0], record_in, page)
         if show:
             webbrowser.open(page.resolve().as_uri())
     leave(outcome, "the same command")
@@ -188,10 +185,6 @@ def _time(asked: list[Run], how: Execution, seconds: float, path: Path) -> None:
         return
     made = measure(asked, "training", how, seconds, say)
     timings.append(path, *made)  # when all is measured: what was interrupted is measured again
-
-
-def _print_json(made: Comparison) -> None:
-    print(json.dumps(asdict(made), indent=2))
 
 
 def _print_table(made: Comparison, record_in: Path, page: Path) -> None:

@@ -3,7 +3,9 @@ from that, since it may be JSON, what is said meanwhile."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,6 +14,10 @@ from rich.console import Console
 def console() -> Console:
     found = Console()
     return found if found.is_terminal else Console(width=120)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
 
 
 def say(line: str) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich import box
@@ -15,7 +14,7 @@ from rich.table import Table
 
 import mssar
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.console import console
+from mssar.lab.commands.console import console, print_json
 from mssar.lab.commands.groups import grouped
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def cost(
     paper: Annotated[
         bool, typer.Option("--paper", help="Beside the paper's: NET, or all.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Parameters and multiply-adds of a network, by module, the recalibration's share apart.
 
@@ -62,7 +61,7 @@ def cost(
         for option in (name for name, value in asked.items() if value is not None):
             raise ValueError(f"--paper fixes the networks and takes no --{option}; it takes --json")
         rows = counts.compare(_tracked, net)
-        _print_json([row.as_dict() for row in rows]) if as_json else _print_paper(rows)
+        print_json([row.as_dict() for row in rows]) if as_json else _print_paper(rows)
         return
     if net is None:
         raise ValueError(f"name a network ({', '.join(mssar.list_models())}), or pass --paper")
@@ -76,11 +75,7 @@ def cost(
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{net} cannot take images of {side}×{side}: {reason}") from error
-    _print_json(asdict(found)) if as_json else _print_cost(found, depth)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
+    print_json(asdict(found)) if as_json else _print_cost(found, depth)
 
 
 def _print_cost(found: Cost, depth: int) -> None:

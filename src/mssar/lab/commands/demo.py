@@ -41,7 +41,7 @@ def demo(
     how: Annotated[
         opt.How, options_of(opt.How, "device", "deterministic", "threads", "tensorboard")
     ],
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    show: opt.Open = False,
 ) -> None:
     """Train a small network with no recalibration, SE and MS-SAR on pictures made on the spot.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.console import console, say
+from mssar.lab.commands.console import console, print_json, say
 from mssar.lab.commands.groups import grouped, options_of
 
 
@@ -24,7 +23,7 @@ def evaluate(
     ],
     data_dir: opt.DataDir = None,
     by_class: Annotated[bool, typer.Option("--classes", help="The error of each class.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    as_json: opt.AsJson = False,
     how: Annotated[
         opt.How, options_of(opt.How, "device", "precision", "workers", "decode", "unreadable")
     ],
@@ -50,7 +49,7 @@ def evaluate(
         at += f" and {chosen.progress.step} steps"
     if as_json:
         said = {"run": chosen.progress.run, "epoch": chosen.progress.epoch, **asdict(score)}
-        print(json.dumps(said, indent=2))
+        print_json(said)
         return
     out = console()
     out.print(f"{chosen.run.label}, {found.name}, {at}", highlight=False)

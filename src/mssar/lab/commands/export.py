@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 import mssar
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.console import say
+from mssar.lab.commands.console import print_json, say
 from mssar.lab.recipes import Photographs
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def export(
         int | None,
         typer.Option(help="Side of the images; the data set's by default.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    as_json: opt.AsJson = False,
     data_dir: opt.DataDir = None,
 ) -> None:
     """Write a run's network as ONNX, or as a program of torch.export, and check what was written.
@@ -65,7 +64,7 @@ def export(
     metadata = _metadata(chosen, found)
     made = mssar.export(chosen.model, path, shape, format_, metadata=metadata, say=say)
     if as_json:
-        print(json.dumps({**asdict(made), "path": str(path), "metadata": metadata}, indent=2))
+        print_json({**asdict(made), "path": str(path), "metadata": metadata})
         return
     print(f"{chosen.run.label}, {chosen.run.dataset}, epoch {chosen.progress.epoch}")
     print(made)

@@ -28,6 +28,11 @@ Runs: TypeAlias = Annotated[Path, typer.Option(help="Folder for runs, one folder
 Budget: TypeAlias = Annotated[
     str | None, typer.Option("--time-budget", help="Stop in time, as in 9m or 1h30m, and save.")
 ]
+Dataset: TypeAlias = Annotated[
+    str, typer.Option(help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012.")
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")]
+Open: TypeAlias = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Network: TypeAlias = Annotated[
     dict[str, Any],
     changes({name: Flag(o.kind, o.help, o.example) for name, o in OPTIONS.items()}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +13,7 @@ from rich.table import Table
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import parse, sweeps
 from mssar.lab.commands import submission as sub
-from mssar.lab.commands.console import console, counted
+from mssar.lab.commands.console import console, counted, print_json
 from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.commands.leave import leave
 
@@ -41,7 +40,7 @@ def reproduce(
     datasets: Annotated[str | None, typer.Option(help="Only these: cifar10.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of everything.")] = 3,
     records: Annotated[Path, typer.Option(help="Folder of records: EXPERIMENT.jsonl.")] = RECORDS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    as_json: opt.AsJson = False,
     data_dir: opt.DataDir = None,
     runs: opt.Runs = opt.RUNS,
     time_budget: opt.Budget = None,
@@ -133,7 +132,7 @@ def _show(plan: Plan, where: str, as_json: bool) -> None:
     if as_json:
         left = plan.seconds_left
         said = {"cells": [asdict(row) for row in rows], "seconds_left": left, "hardware": where}
-        print(json.dumps(said, indent=2))
+        print_json(said)
         return
     table = Table("", "network", "", "options", "data", box=box.SIMPLE_HEAD)
     for heading in ("paper", "ours", "differ", "left", "time"):

@@ -74,9 +74,7 @@ def train(
             help="none, se, mssar, or several: none,mssar. Also those of `mssar compare`."
         ),
     ] = "none",
-    dataset: Annotated[
-        str, typer.Option(help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012.")
-    ] = "arrangements",
+    dataset: opt.Dataset = "arrangements",
     seed: Annotated[str, typer.Option(help="One, or several: 0,1,2.")] = "0",
     options: opt.Network,
     recipe: Annotated[
