@@ -40,7 +40,7 @@ from mssar.lab.engine.training import CHUNK
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import CIFAR_RESNET, Crops, varied
 from mssar.lab.run import Run
-from mssar.networks.recalibration import OPTIONS
+from mssar.networks.recalibration import RECALIBRATIONS
 from mssar.networks.registry import architecture
 
 Kind: TypeAlias = tuple[str, int]  # a recalibration, and how many networks are one
@@ -211,7 +211,7 @@ def main(argv: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("--nets", default="resnet20,resnet56", help="%(default)s")
-    add("--variants", default="none,mssar", help=f"some of {','.join(OPTIONS)}; %(default)s")
+    add("--variants", default="none,mssar", help=f"some of {','.join(RECALIBRATIONS)}; %(default)s")
     add("--modes", default="graph", help="graph, compile (and graphed), or both; %(default)s")
     add("--count", type=int, default=COUNT, help="networks side by side; %(default)s")
     add("--stacks", default="1", help="networks trained as one, as 1,3,6; %(default)s")
@@ -223,7 +223,7 @@ def main(argv: Sequence[str]) -> int:
     nets, modes = wanted.nets.split(","), wanted.modes.split(",")
     lists = (
         ("network", nets, mssar.list_models()),
-        ("variant", wanted.variants, list(OPTIONS)),
+        ("variant", wanted.variants, list(RECALIBRATIONS)),
         ("mode", modes, ["graph", "compile"]),
     )
     for what, asked, known in lists:

@@ -53,12 +53,12 @@ from peers import (
     cast,
     in_turns,
     lane,
-    percentiles,
     ready,
 )
 from reporting import append, heading, percent, told, verdict
 from torch import nn
 
+from mssar.lab.engine.timing import percentiles
 from mssar.surgery.foreign import architecture
 
 MODES = ("eager", "graph", "compile", "compile+graph")

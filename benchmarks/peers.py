@@ -7,11 +7,10 @@ import gc
 import importlib
 import importlib.util
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mssar
+from mssar.lab.engine.timing import turn
 from mssar.surgery.foreign import architecture, build, imported, is_foreign
 
 WARM_UP = 3  # steps before any is timed or captured: libraries search and set themselves up
-TURN = 4  # steps that are timed one after the other on a GPU
 
 Step = Callable[[], object]
 Times = dict[str, list[float]]
@@ -243,38 +242,16 @@ def lane(device: torch.device) -> AbstractContextManager[Any]:
 def in_turns(steps: dict[str, Step], device: torch.device, seconds: float, rounds: int) -> Times:
     """Milliseconds of each step: rounds in an order that rotates, the first of them not counted."""
     names, times = list(steps), {name: list[float]() for name in steps}
-    turn = _turn_on_gpu if device.type == "cuda" else _turn
-    for step in steps.values():
-        turn(step)
+
+    def once(name: str) -> list[float]:
+        return turn(lambda _: steps[name](), device)
+
+    for name in names:
+        once(name)
     end, done = time.perf_counter() + seconds, 0
     while done < rounds or time.perf_counter() < end:
         first = done % len(names)
         for name in names[first:] + names[:first]:
-            times[name] += turn(steps[name])
+            times[name] += once(name)
         done += 1
     return times
-
-
-def _turn(step: Step) -> list[float]:
-    begun = time.perf_counter()
-    step()
-    return [1e3 * (time.perf_counter() - begun)]
-
-
-def _turn_on_gpu(step: Step) -> list[float]:
-    """One step is not timed: while it runs the others are issued. A turn begins with a device that
-    has nothing to do, so that a host that falls behind cannot hide behind another's steps."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(TURN + 1)]
-    step()
-    marks[0].record()
-    for mark in marks[1:]:
-        step()
-        mark.record()
-    marks[-1].synchronize()
-    return [a.elapsed_time(b) for a, b in pairwise(marks)]
-
-
-def percentiles(times: Sequence[float]) -> tuple[float, float, float]:
-    at = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
-    low, middle, high = torch.tensor(times, dtype=torch.float64).quantile(at).tolist()
-    return low, middle, high

@@ -27,13 +27,13 @@ from peers import (
     has_triton,
     in_turns,
     lane,
-    percentiles,
 )
 from reporting import append, heading, told
 from torch import Tensor, nn
 
 import mssar
 import mssar.tail
+from mssar.lab.engine.timing import percentiles
 from mssar.networks.recalibration import RECALIBRATIONS
 from mssar.networks.registry import architecture
 from mssar.networks.resnet import BasicBlock

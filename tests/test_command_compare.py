@@ -11,7 +11,7 @@ from test_experiments import record_of
 from typer.testing import CliRunner, Result
 
 from mssar.lab import cli, data, records, timings
-from mssar.lab.commands import compare as command
+from mssar.lab.commands.train import combinations
 from mssar.lab.run import Run
 
 DATA = arrays(20, 12, 4)
@@ -59,7 +59,7 @@ def test_everything_is_trained_once_recorded_timed_and_shown():
 
 def test_what_is_recorded_beside_is_not_trained_again_and_what_is_left_goes_on(monkeypatch):
     place = Path("kept/compare.jsonl")
-    known = command._runs("resnet8", ["none"], "cifar10", 1, None, None, {"epochs": 1, "batch": 8})
+    known = combinations(["resnet8"], ["none"], {}, "cifar10", [0], None, {"epochs": 1, "batch": 8})
     done = record_of(known[0], 50.0)
     here = {**done.data, "checksum": DATA.checksum}
     other = record_of(known[0], 40.0, data={**here, "checksum": "sha256:other"})
@@ -83,7 +83,8 @@ def test_what_is_recorded_beside_is_not_trained_again_and_what_is_left_goes_on(m
 
 def test_options_go_to_those_that_take_them():
     kinds = ["none", "se", "cbam", "simam", "mssar"]
-    asked = command._runs("resnet20", kinds, "cifar10", 2, 4, None, {"epochs": 16, "batch": None})
+    given = {"reduction": 4}
+    asked = combinations(["resnet20"], kinds, given, "cifar10", range(2), None, {"epochs": 16})
     assert {r.recalibration: r.options.get("reduction") for r in asked} == {
         "none": None,
         "se": 4,
@@ -107,7 +108,7 @@ def test_options_go_to_those_that_take_them():
         (("resnet8", "--recipe", "mine"), "no recipe 'mine'; there are "),
         (
             ("resnet8", "--modules", "none,simam", "--reduction", "2"),
-            "nothing that is compared here takes --reduction",
+            "nothing that is trained here takes --reduction",
         ),
         (("resnet8", "--seconds", "-1"), "--seconds is 0 or more; got -1"),
         (("resnet8", "--modules", "none", "--batch", "1"), "batch is 2 or more"),

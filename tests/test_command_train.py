@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab import arrays, learnt, one_step, poison
+from lab import arrays, learnt, one_step, poison, tiny_everywhere
 from test_cli import fail
 from typer.testing import CliRunner, Result
 
@@ -354,6 +354,23 @@ def test_reproduce_runs_what_is_missing_and_then_nothing():
     assert left["resnet20", "cifar10"] == 1
     assert left["resnet20", "cifar100"] == 2
     assert more["seconds_left"] > 0
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("more", [(), ("--submit", "local", "--device", "cpu")])
+def test_reproduce_files_a_record_under_its_experiment(more, monkeypatch):
+    """Of two that share a run, under the one that was named first."""
+    tiny_everywhere(monkeypatch)
+    words = ("--nets", "resnet20", "--datasets", "cifar100", "--seeds", "1")
+    run("reproduce", "strategy", "table3", *words, *more)
+
+    def filed(name: str) -> list[tuple[str, str | None]]:
+        found = [r.run for r in records.read(Path(f"records/{name}.jsonl"))]
+        return [(one["recalibration"], one["options"].get("strategy")) for one in found]
+
+    assert sorted(filed("strategy")) == [("mssar", "regional"), ("mssar", "sliding")]
+    assert sorted(filed("table3")) == [("mssar", "regional"), ("none", None), ("se", None)]
+    assert "nothing is left to run" in run("reproduce", "strategy", "table3", *words).stdout
 
 
 @pytest.mark.usefixtures("_quick")

@@ -8,8 +8,8 @@ from lab import tiny
 from rich.console import Console
 from test_records import record as made
 
-from mssar.lab.display import Board, Both, Lines, Silence, duration, results, watching
-from mssar.lab.engine.observer import Moment
+from mssar.lab.display import Board, Both, Lines, duration, results, watching
+from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.recipes import CIFAR_DENSENET
 from mssar.lab.records import Epoch
 from mssar.lab.run import Run
@@ -127,7 +127,7 @@ def test_without_a_terminal_there_are_lines():
 
 def test_both_hear_of_everything():
     first, second = plain(), plain()
-    both = Both(Lines(first), Both(Silence(), Lines(second)))
+    both = Both(Lines(first), Both(Observer(), Lines(second)))
     both.began(RUN, 0, Path("a"))
     both.moved(RUN, MOMENT)
     both.passed(RUN, EPOCH, 1.0)

@@ -26,11 +26,13 @@ from lab import (
     trained,
 )
 
+from mssar.lab import records
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import checkpoint, fleet
 from mssar.lab.engine import training as engine
+from mssar.lab.engine.result import finished
 from mssar.lab.engine.step import Learner
-from mssar.lab.records import read
+from mssar.lab.records import Record, append, read
 from mssar.lab.run import Run
 
 
@@ -41,7 +43,10 @@ def fleet_of(runs: list[Run], data: Arrays, folder: Path, log: Log, **kinds: Any
 def test_what_a_run_computes_does_not_depend_on_its_company(tmp_path):
     data = arrays()
     runs = [tiny(0), tiny(1, "mssar"), tiny(0, padding=0), tiny(2, epochs=1), tiny(3)]
-    into = fleet.into(tmp_path / "records.jsonl")
+
+    def into(_: Run, record: Record) -> None:
+        append(tmp_path / "records.jsonl", record)
+
     outcome = fleet_of(runs, data, tmp_path, Log(), width=3, record=into)
     assert (outcome.left, outcome.failures, outcome.signal) == ([], [], None)
     assert {r.run["seed"] for r in outcome.records} == {0, 1, 2, 3}
@@ -55,6 +60,14 @@ def test_what_a_run_computes_does_not_depend_on_its_company(tmp_path):
         assert_same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
         (beside,) = [r for r in outcome.records if r.run == run.as_dict()]
         assert timeless(beside) == timeless(alone)
+
+
+def test_a_training_hands_its_record_on_and_nobody_reads_it_back(tmp_path, monkeypatch):
+    run = tiny(0, "mssar")
+    monkeypatch.setattr(records, "parse", None)
+    (handed,) = fleet_of([run], arrays(), tmp_path, Log()).records
+    monkeypatch.undo()
+    assert handed == finished(tmp_path / run.name)
 
 
 def test_a_finished_run_is_let_go_before_the_next_begins(tmp_path, monkeypatch):
@@ -78,8 +91,8 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     data, runs = arrays(), [tiny(0, epochs=1), tiny(1, epochs=1)]
     (first,) = fleet_of(runs[:1], data, tmp_path, Log()).records
     log, handed = Log(), []
-    outcome = fleet_of(runs, data, tmp_path, log, record=handed.append)
-    assert outcome.records == handed
+    outcome = fleet_of(runs, data, tmp_path, log, record=lambda *both: handed.append(both))
+    assert list(zip(runs, outcome.records, strict=True)) == handed
     assert outcome.records[0] == first
     assert [run for run, _, _ in log.started] == runs[1:]
     (message,) = log.messages

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from inspect import signature
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.testing import assert_close
 import mssar
 from mssar.networks import BasicBlock, Bottleneck, CifarResNet, DenseNet
 from mssar.networks.densenet import DenseBlock
+from mssar.networks.recalibration import RECALIBRATIONS
+from mssar.options import OPTIONS, defaults
 from mssar.scales import Nested, Separate
 
 CIFAR = ("resnet8", "resnet20", "resnet32", "resnet56", "densenet100", "densenet190")
@@ -316,3 +319,12 @@ def test_a_recalibrated_network_learns(make):
     assert losses[-1] < 1, f"a few images are soon learnt by heart: {losses}"
     untouched = [n for n, p in network.named_parameters() if p.grad is None or not p.grad.any()]
     assert not untouched
+
+
+def test_the_table_of_options_has_what_each_recalibration_takes_and_its_own_defaults():
+    for name, option in OPTIONS.items():
+        assert option.defaults.keys() <= RECALIBRATIONS.keys(), name
+    for kind, factory in RECALIBRATIONS.items():
+        own = signature(factory).parameters
+        for name, default in defaults(kind, staged=False).items():
+            assert own[name].default == default, (kind, name)

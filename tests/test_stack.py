@@ -109,8 +109,8 @@ def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 def test_runs_as_one_end_where_they_would_alone(tmp_path):
-    into, log = fleet.into(tmp_path / "records.jsonl"), Log()
-    outcome = sail(runs(), tmp_path, log, width=8, stack=8, record=into)
+    log = Log()
+    outcome = sail(runs(), tmp_path, log, width=8, stack=8)
     assert (outcome.left, outcome.failures) == ([], [])
     assert len(outcome.records) == 5
     for run in runs():

@@ -116,7 +116,7 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):
     assert local.gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5a,3")
     assert local.gpus() == ["GPU-5a", "3"]
-    made = sweep.begin(sweep.Order([], "runs", "all.jsonl", {}), [])
+    made = sweep.begin(sweep.Order([], "runs", {}, {}), [])
     say = [sys.executable, "-S", "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
     nothing = lambda: None  # noqa: E731
     statuses, _ = local.work(made, [say] * 3, local.gpus(), nothing, nothing)

@@ -29,8 +29,12 @@ HOW = {"device": "cpu", "precision": "fp32", "threads": 1}
 
 
 def begun(place: Path, *shares: list[Run], **more: object) -> Sweep:
-    order = Order(["train", "resnet8"], str(place / "runs"), str(place / "all.jsonl"), HOW, **more)
-    return sweep.begin(order, shares)
+    files = {run.name: str(place / "all.jsonl") for share in shares for run in share}
+    return sweep.begin(Order(["train", "resnet8"], str(place / "runs"), files, HOW, **more), shares)
+
+
+def in_one(asked: list[Run]) -> dict[str, str]:
+    return dict.fromkeys([run.name for run in asked], "runs/records.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +86,7 @@ def test_what_is_written_is_read(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{}", "schema None"), ('{"schema": 1}', "weights"), ("[", "not JSON"), (None, "no sweep")],
+    [("{}", "schema None"), ('{"schema": 2}', "weights"), ("[", "not JSON"), (None, "no sweep")],
 )
 def test_what_is_no_sweep_is_named(tmp_path: Path, content: str | None, said: str):
     if content is not None:
@@ -171,6 +175,18 @@ def test_a_damaged_record_is_named_and_costs_no_other(tmp_path: Path, record: Re
     added, (problem,) = collect.collect(made)
     assert [r.run["seed"] for r in added] == [1]
     assert str(torn) in problem
+
+
+def test_each_record_goes_to_its_own_file(tmp_path: Path, record: Record):
+    asked = runs(3)
+    names = {run.name: str(tmp_path / f"{run.seed % 2}.jsonl") for run in asked}
+    made = sweep.begin(Order([], str(tmp_path / "runs"), names, HOW), [asked])
+    for run in asked:
+        finish(made, run, record)
+    added, problems = collect.collect(made)
+    assert (len(added), problems) == (3, [])
+    assert (seeds(tmp_path / "0.jsonl"), seeds(tmp_path / "1.jsonl")) == ([0, 2], [1])
+    assert collect.collect(sweep.read(made.folder)) == ([], [])
 
 
 def test_half_a_line_among_the_records_does_not_count(tmp_path: Path, record: Record):
@@ -416,7 +432,7 @@ def test_what_ends_while_it_is_asked_for_is_not_submitted_again(
     monkeypatch.chdir(tmp_path)
     recipe = usual_recipe("resnet8", "cifar10")
     asked = [Run("resnet8", dataset="cifar10", recipe=recipe, seed=seed) for seed in (0, 1)]
-    made = sweep.begin(Order([], "runs", "runs/records.jsonl", HOW), [asked])
+    made = sweep.begin(Order([], "runs", in_one(asked), HOW), [asked])
     made.handed_to(host="here", pids=[0])
     words = ["train", "resnet8", "--dataset", "cifar10", "--device", "cpu", "--seed", "0,1"]
     real = collect.collect
@@ -476,7 +492,7 @@ def test_who_submits_meanwhile_waits_until_it_can_be_seen(
         second.start()
         second.join(1)
         assert not said
-        made = sweep.begin(Order([], "runs", "runs/records.jsonl", HOW), [asked])
+        made = sweep.begin(Order([], "runs", in_one(asked), HOW), [asked])
         made.handed_to(host="here", pids=[0])
         task = ExitStack()
         task.enter_context(held(made, 0))

@@ -238,9 +238,8 @@ def test_on_a_gpu_a_step_that_is_not_timed_goes_ahead(monkeypatch):
         now += 10.0**number
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    subject = SimpleNamespace(rewind=lambda: issued.append("rewind"), step=step)
-    assert engine._turn_on_gpu(subject) == [10.0, 100.0, 1000.0, 10000.0]
-    assert issued == ["rewind", 0, 1, 2, 3, 4, "wait"]
+    assert engine.turn(step, torch.device("cuda")) == [10.0, 100.0, 1000.0, 10000.0]
+    assert issued == [0, 1, 2, 3, 4, "wait"]
 
 
 def run(kind: str = "none", batch: int = 2) -> Run:

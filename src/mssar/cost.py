@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -20,6 +19,7 @@ from torch.func import functional_call
 from torch.utils.module_tracker import ModuleTracker
 
 from mssar.layer import MSSAR
+from mssar.mode import mode
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def run_hollow(model: nn.Module, size: tuple[int, int, int]) -> dict[str, int]:
     image = torch.empty(1, *size, device="meta", dtype=dtype)
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = _Tracker()
-    with _evaluating(model), torch.no_grad(), counter:
+    with mode(model, training=False), torch.no_grad(), counter:
         # Every slot is named once: PyTorch's own tying does not give a shared module its own back.
         functional_call(model, hollow, (image,), tie_weights=False)
     return {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
@@ -150,14 +150,3 @@ def _counts(n: object) -> bool:
 
 def _count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -7,8 +7,7 @@ the map when they are asked for: at scale 4 that is 16 numbers a channel, whatev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from mssar.coordinates import size_of
 from mssar.layer import MSSAR, weights
+from mssar.mode import mode
 from mssar.mosaic import drawn
 from mssar.partition import Size
 from mssar.scales import Nested, Pools, Separate
@@ -117,7 +117,7 @@ def explain(model: nn.Module, images: Float[Tensor, "N B H W"]) -> Explanation:
         )
     like = next(p for p in model.parameters() if p.is_floating_point())
     seen: list[Importance] = []
-    with _evaluating(model), torch.no_grad(), ExitStack() as hooks:
+    with mode(model, training=False), torch.no_grad(), ExitStack() as hooks:
         for name, layer in layers:
             handle = layer.register_forward_pre_hook(_look(name, seen), with_kwargs=True)
             hooks.callback(handle.remove)
@@ -148,14 +148,3 @@ def _given(x: Tensor, context: Tensor | Pools | None = None) -> tuple[Tensor, An
 def _plain(x: Tensor) -> Tensor:
     """A copy that owes nothing to the network: float32, on the CPU."""
     return x.detach().to("cpu", torch.float32, copy=True)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

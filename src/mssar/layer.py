@@ -59,7 +59,6 @@ class MSSAR(nn.Module):
     """
 
     coordinates: Tensor
-    backend: str = "auto"  # of modules that were pickled before there was a choice
     branch_type: ClassVar[type[nn.Module]] = Branch
 
     def __init__(
@@ -97,7 +96,8 @@ class MSSAR(nn.Module):
         self.branches = nn.ModuleList(
             Branch(inputs, hidden, channels, device=device, dtype=dtype) for _ in self.scales
         )
-        self._register_coordinates(device)
+        code = torch.tensor(self._code(), dtype=torch.int64, device=device)
+        self.register_buffer("coordinates", code)
 
     def reset_parameters(self) -> None:
         """Begin anew; also what was made on the meta device and then given memory."""
@@ -221,20 +221,11 @@ class MSSAR(nn.Module):
             return [CODES[self.strategy], *self.scales]
         return [OWN + zlib.crc32(_name(self.strategy).encode()), *self.scales]
 
-    def _register_coordinates(self, device: torch.device | str | None) -> None:
-        made = torch.tensor(self._code(), dtype=torch.int64, device=device)
-        self.register_buffer("coordinates", made)
-
     def _write_coordinates(self) -> None:
         if not watched(self.coordinates) and not self.coordinates.is_inference():
             code = torch.tensor(self._code(), device="cpu")
             with torch.no_grad():  # nor wait for a GPU: averages ask for the state at every step
                 self.coordinates.copy_(code, non_blocking=self.coordinates.is_cuda)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if "coordinates" not in self._buffers:  # pickled before there were any
-            self._register_coordinates(next(self.parameters()).device)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

@@ -25,6 +25,7 @@ from mssar.kernels.device import interpreted
 from mssar.kernels.launch import warm as compiled
 from mssar.kernels.tail import op
 from mssar.kernels.tail.plan import Plan
+from mssar.mode import mode
 
 PLANS: dict[str, Callable[..., Plan]] = {
     "mssar::tail": op.plan_of,
@@ -103,7 +104,7 @@ def _plans(
 
     hollow, seen = FakeTensorMode(), _Seen()
     typed = nullcontext() if autocast is None else torch.autocast(first.device.type, autocast)
-    with fusible.rehearsed(), _mode(model, training), _unsynchronised(), torch.no_grad():
+    with fusible.rehearsed(), mode(model, training), _unsynchronised(), torch.no_grad():
         for shape in shapes:
             state: dict[str, Tensor] = {name: hollow.from_tensor(t) for name, t in tensors(model)}
             with hollow, typed, seen:
@@ -139,18 +140,6 @@ def _require_shape(size: Sequence[int]) -> tuple[int, ...]:
     if not whole or not all(type(n) is int and n > 0 for n in size):
         raise ValueError(f"sizes are shapes N C H W, such as [(256, 3, 224, 224)]; got {size!r}")
     return tuple(size)
-
-
-@contextmanager
-def _mode(model: nn.Module, training: bool | None) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]
-    if training is not None:
-        model.train(training)
-    try:
-        yield
-    finally:
-        for module, was in before:
-            module.training = was
 
 
 @contextmanager

@@ -205,7 +205,7 @@ def contend(words: tuple[Path, float]) -> str:
             CPU,
             place,
             Log(),
-            record=fleet.into(place / "records.jsonl"),
+            record=lambda _, record: records.append(place / "records.jsonl", record),
         )
     except ValueError as error:
         return str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from rich.text import Text
 from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.records import Epoch, Record
 from mssar.lab.run import Run, run_from_dict
+from mssar.lab.tensorboard import Events
 
 HEARTBEAT = 30.0  # seconds between plain lines within an epoch
 WIDE = 110  # columns, from which on there is room for everything
@@ -36,8 +37,17 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def watching() -> Iterator[Observer]:
-    """The observer that fits standard error: a table that moves, or lines."""
+def watching(tensorboard: bool = False) -> Iterator[Observer]:
+    """The observer that fits standard error, and one that writes event files if that is asked."""
+    with ExitStack() as watched:
+        events = watched.enter_context(closing(Events())) if tensorboard else None
+        shown = watched.enter_context(_showing())
+        yield Both(shown, events) if events else shown
+
+
+@contextmanager
+def _showing() -> Iterator[Observer]:
+    """A table that moves, or lines."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Lines(Console(stderr=True, width=200, highlight=False))
@@ -160,10 +170,6 @@ class Board(Observer):
 
     def said(self, message: str) -> None:
         self.console.print(message, markup=False, highlight=False)
-
-
-class Silence(Observer):
-    """For the processes that do not lead."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """How networks are trained: the paper's three recipes, exactly, a short one for the demo, and one
 to fine-tune by.
 
-A recipe is a frozen dataclass; a variant is its difference from another, by :func:`varied`.
+A recipe is a frozen dataclass; a variant is its difference from another, by :func:`varied`. What a
+field has in its metadata is for `mssar train`: each is an option there.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 
@@ -16,12 +17,17 @@ def _require(holds: bool, needed: str, got: Any) -> None:
         raise ValueError(f"{needed}; got {got!r}")
 
 
+MIRROR = {"help": "Probability of a mirror image."}
+
+
 @dataclass(frozen=True)
 class Crops:
     """Small images: a crop from a zero-padded image, mirrored or not; the whole image in tests."""
 
-    padding: int = 4
-    mirror: float = 0.5
+    padding: int = field(
+        default=4, metadata={"help": "Small images: zeros around, before the crop."}
+    )
+    mirror: float = field(default=0.5, metadata=MIRROR)
 
     def __post_init__(self) -> None:
         _require(self.padding >= 0, "padding is a number of pixels, 0 or more", self.padding)
@@ -33,13 +39,23 @@ class Photographs:
     """Photographs: a random part of random shape, mirrored, turned and jittered; in tests the
     shorter side is resized and the centre cut out."""
 
-    size: int = 224
-    resize: int = 256
-    area: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    mirror: float = 0.5
-    rotation: float = 10.0  # degrees, either way
-    jitter: float = 0.4  # of brightness, contrast and saturation
+    size: int = field(default=224, metadata={"help": "Photographs: side of what is cut out."})
+    resize: int = field(
+        default=256, metadata={"help": "Photographs: shorter side before the test's crop."}
+    )
+    area: tuple[float, float] = field(
+        default=(0.08, 1.0),
+        metadata={"help": "Photographs: share cut out, as 0.08,1.", "example": "0.08,1"},
+    )
+    ratio: tuple[float, float] = field(
+        default=(3 / 4, 4 / 3),
+        metadata={"help": "Photographs: width over height, as 0.75,1.33.", "example": "0.75,1.33"},
+    )
+    mirror: float = field(default=0.5, metadata=MIRROR)
+    rotation: float = field(default=10.0, metadata={"help": "Photographs: degrees, either way."})
+    jitter: float = field(
+        default=0.4, metadata={"help": "Photographs: of brightness, contrast, saturation."}
+    )
 
     def __post_init__(self) -> None:
         _require(self.size >= 1, "size is a number of pixels", self.size)
@@ -68,20 +84,28 @@ class Recipe:
     """Stochastic gradient descent with momentum, and the course of its learning rate."""
 
     name: str
-    epochs: int
-    batch: int
-    lr: float
-    drops: tuple[int, ...]  # after so many epochs
-    factor: float = 0.1  # what a drop multiplies the learning rate by
-    momentum: float = 0.9
-    nesterov: bool = True
-    weight_decay: float = 1e-4
+    epochs: int = field(metadata={"help": "Epochs."})
+    batch: int = field(metadata={"help": "Images a step, over all processes."})
+    lr: float = field(metadata={"help": "Learning rate at first."})
+    drops: tuple[int, ...] = field(
+        metadata={"help": "After which epochs it drops: 80,120.", "example": "80,120"}
+    )
+    factor: float = field(default=0.1, metadata={"help": "What a drop multiplies it by."})
+    momentum: float = field(default=0.9, metadata={"help": "Of gradient descent."})
+    nesterov: bool = field(default=True, metadata={"help": "Nesterov's momentum, or plain."})
+    weight_decay: float = field(default=1e-4, metadata={"help": "On all parameters."})
     augmentation: Augmentation = Crops()
     # What the paper does not have.
-    schedule: str = "steps"
-    warmup: float = 0.0  # epochs in which the learning rate rises to its full height
-    smoothing: float = 0.0  # of the labels: the share that goes to all classes alike
-    ema: float = 0.0  # what a step leaves of the average of the weights; 0: there is none
+    schedule: str = field(
+        default="steps", metadata={"help": "Of the learning rate: steps or cosine."}
+    )
+    warmup: float = field(default=0.0, metadata={"help": "Epochs in which it rises."})
+    smoothing: float = field(
+        default=0.0, metadata={"help": "Of labels: the share of all classes alike."}
+    )
+    ema: float = field(  # 0: there is no average
+        default=0.0, metadata={"help": "Test the weights' average; what a step leaves of it."}
+    )
 
     def __post_init__(self) -> None:
         _require(self.epochs >= 1, "epochs is 1 or more", self.epochs)

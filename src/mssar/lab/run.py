@@ -28,15 +28,15 @@ from mssar.lab.recipes import (
     Recipe,
 )
 from mssar.lab.recipes import recipe_from_dict as _recipe
-from mssar.networks.recalibration import DEFAULTS, OPTIONS, OURS
+from mssar.networks.recalibration import RECALIBRATIONS
 from mssar.networks.registry import architecture
+from mssar.options import defaults
 from mssar.surgery import foreign, initial
 
 Data: TypeAlias = Arrays | Folder
 Colours: TypeAlias = tuple[float, float, float]
 PHOTOGRAPHS = ("imagefolder", "ilsvrc2012")
 GENERATOR = threading.RLock()  # held by whoever seeds torch's own; runs may be side by side
-_DEFAULTS = {"scales": (1, 2, 4), "strategy": "regional", "reduction": 1, "stage": "multi"}
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Run:
     @property
     def particulars(self) -> list[str]:
         """The options that differ from the network's defaults."""
-        usual = settled_options(self.network, self.recalibration, {})
+        usual = usual_options(self.network, self.recalibration)
         return [f"{k}={text_of(v)}" for k, v in self.options.items() if v != usual[k]]
 
     @property
@@ -257,8 +257,8 @@ def usual_recipe(network: str, dataset: str, *, begun: bool = False) -> Recipe:
     return CIFAR_DENSENET if network.startswith("densenet") else CIFAR_RESNET
 
 
-def settled_options(network: str, recalibration: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option, so that two ways of saying the same thing are the same.
+def usual_options(network: str, recalibration: str) -> dict[str, Any]:
+    """Every option that a network has with a recalibration, as it is where nobody says.
 
     Of another library's network without asking that library: a record can be read without it.
     """
@@ -269,21 +269,22 @@ def settled_options(network: str, recalibration: str, options: Mapping[str, Any]
     else:
         chosen = architecture(network)
         own, staged = chosen.defaults, chosen.staged
-    if recalibration not in OPTIONS:
-        known = ", ".join(OPTIONS)
+    if recalibration not in RECALIBRATIONS:
+        known = ", ".join(RECALIBRATIONS)
         raise ValueError(f"recalibration is one of {known}; got {recalibration!r}")
-    taken = OPTIONS[recalibration]
-    if staged and recalibration in OURS:
-        taken += ("stage",)
-    for option in options.keys() - set(taken):
+    found = defaults(recalibration, staged=staged)
+    return found | {k: v for k, v in own.items() if k in found}
+
+
+def settled_options(network: str, recalibration: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option, so that two ways of saying the same thing are the same."""
+    usual = usual_options(network, recalibration)
+    for option in options.keys() - usual.keys():
         raise ValueError(
             f"{network} with {recalibration!r} has no option {option!r}; "
-            f"its options: {', '.join(taken) or 'there are none'}"
+            f"its options: {', '.join(usual) or 'there are none'}"
         )
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    usual = {k: v for k, v in own.items() if k in taken}
-    defaults = _DEFAULTS | DEFAULTS.get(recalibration, {})
-    return {name: defaults[name] for name in taken} | usual | given
+    return usual | {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
 
 
 def text_of(value: Any) -> str:

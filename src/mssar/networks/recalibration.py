@@ -42,18 +42,3 @@ RECALIBRATIONS: dict[str, Recalibration] = {
     "simam": peers.SimAM,
 }
 OURS = ("se", "mssar")  # which take a context and have a ``backend``
-
-# What is computed; of ours ``backend`` says by what.
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "se": ("reduction",),
-    "mssar": ("scales", "strategy", "reduction"),
-    "eca": (),
-    "cbam": ("reduction",),
-    "coord": ("reduction",),
-    "ela": (),
-    "ge": (),
-    "simam": (),
-}
-# Where a kind has another than ours.
-DEFAULTS: dict[str, dict[str, int]] = {"cbam": {"reduction": 16}, "coord": {"reduction": 16}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,10 @@ from torch import nn
 from mssar.networks.cifar_resnet import CifarResNet
 from mssar.networks.classifier import Classifier
 from mssar.networks.densenet import DenseNet
-from mssar.networks.recalibration import OPTIONS, OURS, RECALIBRATIONS, Recalibration
+from mssar.networks.recalibration import OURS, RECALIBRATIONS, Recalibration
 from mssar.networks.resnet import BasicBlock, Bottleneck, GroupedBottleneck, ResNet
 from mssar.networks.weights import Weights, read
+from mssar.options import defaults
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,7 @@ def recalibrating(
 
 def _settled(chosen: Architecture, recalibration: str, options: dict[str, Any]) -> dict[str, Any]:
     """All that decides what is computed, so that it stays so whatever the defaults become."""
-    usual = inspect.signature(RECALIBRATIONS[recalibration]).parameters
-    found = {k: usual[k].default for k in OPTIONS[recalibration] if k in usual}
-    if chosen.staged and recalibration in OURS:
-        found["stage"] = "multi"
+    found = defaults(recalibration, staged=chosen.staged)
     found |= {k: v for k, v in (chosen.defaults | options).items() if k in found}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
 
@@ -162,10 +159,10 @@ def _trained(
 def _options(recalibration: str | Recalibration) -> tuple[str, ...]:
     if callable(recalibration) and not isinstance(recalibration, nn.Module):
         return ()
-    if recalibration not in OPTIONS:
+    if recalibration not in RECALIBRATIONS:
         raise ValueError(
-            f"recalibration is one of {', '.join(OPTIONS)}, or a callable from channels to a "
-            f"module; got {recalibration!r}"
+            f"recalibration is one of {', '.join(RECALIBRATIONS)}, or a callable from channels to "
+            f"a module; got {recalibration!r}"
         )
-    taken = OPTIONS[recalibration]
+    taken = tuple(defaults(recalibration, staged=False))
     return (*taken, "backend") if recalibration in OURS else taken

@@ -1,4 +1,4 @@
-"""Records of finished runs, from the runs' own folders into the file that is read.
+"""Records of finished runs, from the runs' own folders into the files that are read.
 
 Anybody may collect at any time, again and again, several at once: what is there is not added. No
 clock is asked, for those of two machines differ.
@@ -7,7 +7,7 @@ clock is asked, for those of two machines differ.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,25 +24,30 @@ def key(record: Record) -> str:
     return json.dumps([record.run, *how], sort_keys=True)
 
 
-def of(sweep: Sweep, runs: Iterable[Run]) -> tuple[list[Record], list[str]]:
+def of(sweep: Sweep, runs: Iterable[Run]) -> tuple[dict[Run, Record], list[str]]:
     """The records of some of a sweep's runs so far, and what is wrong with others."""
-    found, problems = list[Record](), list[str]()
+    found, problems = dict[Run, Record](), list[str]()
     for run in runs:
         try:
             if record := finished(Path(sweep.order.runs) / run.name):
-                found.append(record)
+                found[run] = record
         except ValueError as error:  # the others are no worse for it
             problems.append(str(error))
     return found, problems
 
 
-def into(path: Path, found: Iterable[Record]) -> list[Record]:
-    """Add records that are not there yet; those that were added.
+def into(sweep: Sweep, found: Mapping[Run, Record]) -> list[Record]:
+    """Add records to their files, unless they are there already; those that were added."""
+    files: dict[str, list[Record]] = {}
+    for run, record in found.items():
+        files.setdefault(sweep.order.record_in[run.name], []).append(record)
+    return [record for file, some in files.items() for record in _add(Path(file), some)]
 
-    Where locks mean nothing two tasks may have trained the same run, and the one that was later
+
+def _add(path: Path, found: Sequence[Record]) -> list[Record]:
+    """Where locks mean nothing two tasks may have trained the same run, and the one that was later
     replaced the other's record in the folder. The first that was collected stays.
     """
-    found = list(found)
     added = list[Record]()
 
     def fresh(there: list[str]) -> list[str]:
@@ -53,8 +58,7 @@ def into(path: Path, found: Iterable[Record]) -> list[Record]:
                 added.append(record)
         return [record.as_line() for record in added]
 
-    if found:
-        lines.add(path, fresh)
+    lines.add(path, fresh)
     return added
 
 
@@ -70,4 +74,4 @@ def _readable(there: Iterable[str]) -> list[Record]:
 def collect(sweep: Sweep) -> tuple[list[Record], list[str]]:
     """Bring a sweep's records together; those that are new, and what is wrong with others."""
     found, problems = of(sweep, sweep.runs)
-    return into(Path(sweep.order.record_in), found), problems
+    return into(sweep, found), problems

@@ -25,7 +25,7 @@ from mssar.lab.run import Initial, Run, run_from_dict
 
 FOLDER = "sweeps"  # within that of the runs
 NAME = "sweep.json"
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Order:
 
     command: list[str]  # the user's words, for the records
     runs: str  # the folder
-    record_in: str  # the file that records are collected in
-    how: dict[str, Any]  # device, precision and so on, as ``options.execution`` takes them
+    record_in: dict[str, str]  # by the name of a run, the file that its record is collected in
+    how: dict[str, Any]  # device, precision and so on, as ``execution_for`` takes them
     data_dir: str | None = None
     width: int | None = None
     stack: int = 1

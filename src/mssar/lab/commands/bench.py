@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,8 @@ from rich.table import Table
 
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.console import console
+from mssar.lab.commands.console import console, print_json, say
+from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.recipes import varied
 from mssar.lab.timings import WHAT, Timing, ratio
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 PHOTOGRAPHS = {"cuda": 128, "cpu": 32}  # a batch: on a GPU one of eight's share of the recipe's
 
 
+@grouped
 def bench(
+    *,
     nets: Annotated[list[str], typer.Argument(help="One network or several.", metavar="NET…")],
     recalibration: Annotated[
         str, typer.Option(help="What is compared, as none,mssar.")
@@ -42,11 +44,8 @@ def bench(
     records: Annotated[
         str, typer.Option(help="A file of timings to add to, as records/timings/gpu.jsonl.")
     ] = "none",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    compiled: opt.Compile = False,
-    graph: opt.Graph = True,
+    as_json: opt.AsJson = False,
+    how: Annotated[opt.How, options_of(opt.How, "device", "precision", "compile", "graph")],
 ) -> None:
     """Time a step of training and a pass through the network, on random images of the right size.
 
@@ -65,9 +64,9 @@ def bench(
     for kind in wanted:
         if kind not in WHAT:
             raise ValueError(f"--what is {' or '.join(WHAT)}, or {','.join(WHAT)}; got {what!r}")
-    how = opt.execution(device, precision, compiled, graph)
+    execution = how.execution()
     kinds = list(dict.fromkeys(recalibration.split(",")))
-    groups = [[_run(net, kind, batch, how) for kind in kinds] for net in dict.fromkeys(nets)]
+    groups = [[_run(net, kind, batch, execution) for kind in kinds] for net in dict.fromkeys(nets)]
     for run in (run for group in groups for run in group):
         run.check()
     path = None if records == "none" else Path(records)
@@ -76,15 +75,11 @@ def bench(
     found: list[Timing] = []
     for group in groups:
         for kind in wanted:
-            made = engine.measure(group, kind, how, seconds, _say)
+            made = engine.measure(group, kind, execution, seconds, say)
             found += made
             if path:
                 timings.append(path, *made)
     _print_json(found) if as_json else _print_table(found, path)
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def _run(net: str, kind: str, batch: int | None, how: Execution) -> Run:
@@ -107,7 +102,7 @@ def _require_file(path: Path) -> None:
 
 
 def _print_json(found: list[Timing]) -> None:
-    print(json.dumps([{**asdict(t), "ratio": ratio(t, found)} for t in found], indent=2))
+    print_json([{**asdict(t), "ratio": ratio(t, found)} for t in found])
 
 
 def _print_table(found: list[Timing], path: Path | None) -> None:

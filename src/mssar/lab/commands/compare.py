@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import webbrowser
 from dataclasses import asdict
@@ -15,12 +14,16 @@ from rich.table import Table
 
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
+from mssar.lab.commands import parse, sweeps
 from mssar.lab.commands import submission as sub
-from mssar.lab.commands.console import console
+from mssar.lab.commands.console import console, print_json, say
+from mssar.lab.commands.groups import grouped, options_of
+from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
-from mssar.lab.commands.train import changed
+from mssar.lab.commands.train import combinations
 from mssar.lab.recipes import RECIPES
 from mssar.lab.report.content import ORDER, Compared, Comparison
+from mssar.options import OPTIONS
 
 if TYPE_CHECKING:
     from mssar.lab.engine.execution import Execution
@@ -31,16 +34,18 @@ if TYPE_CHECKING:
 FOLDER = opt.RUNS / "compare"
 
 
+@grouped
 def compare(
+    *,
     net: Annotated[str, typer.Argument(help="The network.")] = "resnet20",
     modules: Annotated[str, typer.Option(help="What is compared.")] = ",".join(ORDER),
-    dataset: Annotated[
-        str, typer.Option(help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012.")
-    ] = "arrangements",
+    dataset: opt.Dataset = "arrangements",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each, from seeds 0, 1, …")] = 3,
     reduction: Annotated[
         int | None,
-        typer.Option(help="For se, mssar, cbam, coord; each its own by default.", min=1),
+        typer.Option(
+            help=f"{OPTIONS['reduction'].help.rstrip('.')}; each its own by default.", min=1
+        ),
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help=f"{', '.join(RECIPES)}; the paper's for the network.")
@@ -58,29 +63,13 @@ def compare(
             "--timings", help="A file for timings; RUNS/timings.jsonl.", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    as_json: opt.AsJson = False,
+    show: opt.Open = False,
     data_dir: opt.DataDir = None,
     runs: opt.Runs = FOLDER,
     time_budget: opt.Budget = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    compiled: opt.Compile = False,
-    graph: opt.Graph = True,
-    deterministic: opt.Deterministic = False,
-    fleet: opt.Width = None,
-    stack: opt.Together = 1,
-    workers: opt.Workers = None,
-    decode: opt.Decode = "auto",
-    unreadable: opt.Unreadable = 0.01,
-    threads: opt.Threads = None,
-    tensorboard: opt.Tensorboard = False,
-    submit: sub.Submit = None,
-    tasks: sub.Tasks = None,
-    sbatch: sub.Sbatch = None,
-    dry_run: sub.DryRun = False,
-    status: sub.Status = False,
-    cancel: sub.Cancel = False,
+    how: Annotated[opt.How, options_of(opt.How, but="sync_bn")],
+    submission: Annotated[sub.Submission, options_of(sub.Submission)],
 ) -> None:
     """Train a network with each recalibration, and show error, size, time and memory together.
 
@@ -99,105 +88,60 @@ def compare(
     from mssar.lab.report.collect import collect
     from mssar.lab.report.comparison import comparisons
 
-    if status or cancel:
-        sub.tell(runs, cancel=cancel)
+    if submission.told(runs):
         return
     if not 0 <= seconds < math.inf:
         raise ValueError(f"--seconds is 0 or more; got {seconds:g}")
     kinds = list(dict.fromkeys(part.strip() for part in modules.split(",")))
-    asked = _runs(net, kinds, dataset, seeds, reduction, recipe, {"epochs": epochs, "batch": batch})
+    options = {} if reduction is None else {"reduction": reduction}
+    given = {"epochs": epochs, "batch": batch}
+    changes = {name: value for name, value in given.items() if value is not None}
+    # Seed by seed, so that what is unfinished already compares something.
+    asked = combinations([net], kinds, options, dataset, range(seeds), recipe, changes)
     for run in asked:
         run.check()
-    handing = sub.asked(submit, tasks, sbatch, dry_run)
-    settings = opt.settings(
-        device,
-        precision,
-        compiled,
-        graph,
-        deterministic,
-        True,
-        workers,
-        decode,
-        unreadable,
-        threads,
-    )
-    settings = sub.settled(settings, handing)
+    submission.check()
+    how = submission.settled(how)
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
-    budget = opt.seconds(time_budget)
+    budget = parse.seconds(time_budget)
     checksum = data.load(dataset, data_dir).checksum
-    sub.gather(runs)
+    sweeps.gather(runs)
     beside = record_in.parent.glob("*.jsonl")
-    known = _wanted(collect(sorted(beside)), asked, checksum, settings["precision"]).records
+    known = _wanted(collect(sorted(beside)), asked, checksum, how.precision).records
     done = [record.run for record in known]
     outcome = sub.carry_out(
         [run for run in asked if run.as_dict() not in done],
-        settings,
+        how,
         runs,
-        handing,
+        submission,
         data_dir=data_dir,
-        width=fleet,
-        stack=stack,
         budget=budget,
-        tensorboard=tensorboard,
-        record_in=record_in,
+        record_in=dict.fromkeys(asked, record_in),
     )
     if outcome is None:
         return
-    how = opt.execution(**settings)
     if not leads():
-        opt.leave(outcome, "the same command")
+        leave(outcome, "the same command")
         return
     if seconds and not launched() and not outcome.left and not outcome.failures:
-        _time(asked[: len(kinds)], how, seconds, timed_in)
+        _time(asked[: len(kinds)], how.execution(), seconds, timed_in)
     places = [*sorted(record_in.parent.glob("*.jsonl")), timed_in, runs]
     found = _wanted(collect(p for p in places if p.exists()), asked, checksum, how.precision)
     made = comparisons(found.records, found.timings, every=True)
     if made:
         page = runs / "report.html"
         runs.mkdir(parents=True, exist_ok=True)  # nothing was trained, if all was recorded
-        maps = build.Maps(data_dir, lambda line: typer.echo(line, err=True))
+        maps = build.Maps(data_dir, say)
         write(build.side_by_side(found, maps), page)
-        _print_json(made[0]) if as_json else _print_table(made[0], record_in, page)
+        print_json(asdict(made[0])) if as_json else _print_table(made[0], record_in, page)
         if show:
             webbrowser.open(page.resolve().as_uri())
-    opt.leave(outcome, "the same command")
+    leave(outcome, "the same command")
 
 
-def _runs(
-    net: str,
-    kinds: list[str],
-    dataset: str,
-    seeds: int,
-    reduction: int | None,
-    recipe: str | None,
-    changes: dict[str, Any],
-) -> list[Run]:
-    """Seed by seed, so that what is unfinished already compares something."""
-    from mssar.lab.run import Run, usual_recipe
-    from mssar.networks.recalibration import OPTIONS
-
-    if recipe is not None and recipe not in RECIPES:
-        raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
-    chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset)
-    chosen = changed(chosen, {k: v for k, v in changes.items() if v is not None})
-    takers = [kind for kind in kinds if "reduction" in OPTIONS.get(kind, ())]
-    if reduction is not None and not takers:
-        raise ValueError("nothing that is compared here takes --reduction")
-    return [
-        Run(
-            net,
-            kind,
-            {"reduction": reduction} if reduction is not None and kind in takers else {},
-            dataset,
-            chosen,
-            seed,
-        )
-        for seed in range(seeds)
-        for kind in kinds
-    ]
-
-
-def _wanted(found: Collection, asked: list[Run], checksum: str, precision: str) -> Collection:
+def _wanted(
+    found: Collection, asked: list[Run], checksum: str, precision: str | None
+) -> Collection:
     """Of what was found only what is compared, on the same data and in the same precision."""
     from mssar.lab.report.collect import Collection
 
@@ -239,12 +183,8 @@ def _time(asked: list[Run], how: Execution, seconds: float, path: Path) -> None:
     ]
     if any(all(key in some for key in wanted) for some in before.values()):
         return
-    made = measure(asked, "training", how, seconds, lambda line: typer.echo(line, err=True))
+    made = measure(asked, "training", how, seconds, say)
     timings.append(path, *made)  # when all is measured: what was interrupted is measured again
-
-
-def _print_json(made: Comparison) -> None:
-    print(json.dumps(asdict(made), indent=2))
 
 
 def _print_table(made: Comparison, record_in: Path, page: Path) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich import box
@@ -14,8 +13,9 @@ from rich.progress import track
 from rich.table import Table
 
 import mssar
-from mssar.lab.commands.console import console
-from mssar.lab.commands.options import integers
+from mssar.lab.commands import options as opt
+from mssar.lab.commands.console import console, print_json
+from mssar.lab.commands.groups import grouped
 
 if TYPE_CHECKING:
     from mssar.cost import Cost
@@ -25,13 +25,12 @@ T = TypeVar("T")
 DEPTH = 1
 
 
+@grouped
 def cost(
     net: Annotated[str | None, typer.Argument(help="The network.", show_default=False)] = None,
     recalibration: Annotated[str | None, typer.Option(help="none (by default), se, mssar.")] = None,
-    scales: Annotated[str | None, typer.Option(help="For mssar, as 1,2,4.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="For mssar: regional or sliding.")] = None,
-    reduction: Annotated[int | None, typer.Option(help="For se and mssar.")] = None,
-    stage: Annotated[str | None, typer.Option(help="For DenseNets: multi or single.")] = None,
+    *,
+    options: opt.Network,
     classes: Annotated[int | None, typer.Option(help="10 or 1000 by default.")] = None,
     size: Annotated[
         int | None, typer.Option(help="Side of the image; 32 or 224 by default.")
@@ -40,7 +39,7 @@ def cost(
     paper: Annotated[
         bool, typer.Option("--paper", help="Beside the paper's: NET, or all.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Parameters and multiply-adds of a network, by module, the recalibration's share apart.
 
@@ -56,20 +55,13 @@ def cost(
     from mssar.lab.run import settled_options
     from mssar.networks.registry import architecture
 
-    given = {
-        "scales": None if scales is None else integers("scales", scales),
-        "strategy": strategy,
-        "reduction": reduction,
-        "stage": stage,
-    }
-    options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     if paper:
-        asked = {"recalibration": recalibration, "classes": classes, "size": size, **given}
+        asked = {"recalibration": recalibration, "classes": classes, "size": size, **options}
         asked["depth"] = None if depth == DEPTH else depth
         for option in (name for name, value in asked.items() if value is not None):
             raise ValueError(f"--paper fixes the networks and takes no --{option}; it takes --json")
         rows = counts.compare(_tracked, net)
-        _print_json([row.as_dict() for row in rows]) if as_json else _print_paper(rows)
+        print_json([row.as_dict() for row in rows]) if as_json else _print_paper(rows)
         return
     if net is None:
         raise ValueError(f"name a network ({', '.join(mssar.list_models())}), or pass --paper")
@@ -83,11 +75,7 @@ def cost(
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{net} cannot take images of {side}×{side}: {reason}") from error
-    _print_json(asdict(found)) if as_json else _print_cost(found, depth)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
+    print_json(asdict(found)) if as_json else _print_cost(found, depth)
 
 
 def _print_cost(found: Cost, depth: int) -> None:

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mssar.lab.commands.console import console
+
 EVERY = 5.0  # seconds between two lines where there is no terminal
 
 app = typer.Typer(
@@ -79,7 +81,7 @@ def check(name: Name, data_dir: DataDir = None) -> None:
     for finding in findings:
         verdict = "ok" if finding.ok else "differs"
         table.add_row(finding.name, finding.expected, finding.found, verdict)
-    _console().print(table)
+    console().print(table)
     place = cifar.find(name, data_dir)
     if not all(finding.ok for finding in findings):
         print(f"not as known: {place.path if place else name}")
@@ -113,7 +115,7 @@ def list_(data_dir: DataDir = None) -> None:
         found = [place for place in candidates if _is_tree(place)]
         remark = str(found[0]) if found else OTHERS[name]
         table.add_row(name, "yes" if found else "no", "", remark)
-    _console().print(table)
+    console().print(table)
     print(f"looked in {root}")
 
 
@@ -185,8 +187,3 @@ def _check_name(name: str) -> None:
     from mssar.lab.data import cifar
 
     cifar.layout_of(name)
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,10 @@ import typer
 
 from mssar.lab import timings
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.console import console
+from mssar.lab.commands import parse
+from mssar.lab.commands.console import console, say
+from mssar.lab.commands.groups import grouped, options_of
+from mssar.lab.commands.leave import leave
 from mssar.lab.commands.report import write
 from mssar.lab.recipes import DEMO
 from mssar.lab.timings import WHAT
@@ -27,16 +31,17 @@ RECALIBRATIONS = ("none", "se", "mssar")
 SECONDS = 2.0  # for each measurement of time
 
 
+@grouped
 def demo(
+    *,
     seeds: Annotated[int, typer.Option(min=1, help="How many times, from other seeds.")] = 1,
     runs: Annotated[Path, typer.Option(help="Folder for the runs and their records.")] = FOLDER,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what was begun.")] = False,
     time_budget: opt.Budget = None,
-    device: opt.Device = "auto",
-    deterministic: opt.Deterministic = False,
-    threads: opt.Threads = None,
-    tensorboard: opt.Tensorboard = False,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    how: Annotated[
+        opt.How, options_of(opt.How, "device", "deterministic", "threads", "tensorboard")
+    ],
+    show: opt.Open = False,
 ) -> None:
     """Train a small network with no recalibration, SE and MS-SAR on pictures made on the spot.
 
@@ -47,23 +52,24 @@ def demo(
     mssar demo
     mssar demo --seeds 3
     """
-    from mssar.lab.display import results
+    from mssar.lab.display import results, watching
+    from mssar.lab.engine.runner import carry_out
     from mssar.lab.run import Run
 
-    how = opt.execution(device, deterministic=deterministic, threads=threads)
+    execution = how.execution()
     asked = [
         Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
         for seed in range(seeds)
         for kind in RECALIBRATIONS
     ]
-    outcome = opt.carry_out(
+    outcome = carry_out(
         asked,
-        how,
+        execution,
         runs,
-        width=None if how.device.type == "cuda" else len(RECALIBRATIONS),  # see engine.hands
-        budget=opt.seconds(time_budget),
-        tensorboard=tensorboard,
-        record_in=runs / "records.jsonl",
+        width=None if execution.device.type == "cuda" else len(RECALIBRATIONS),  # see engine.hands
+        budget=parse.seconds(time_budget),
+        watching=partial(watching, how.tensorboard),
+        record_in=dict.fromkeys(asked, runs / "records.jsonl"),
         anew=restart,
     )
     if outcome.records:
@@ -72,9 +78,9 @@ def demo(
         out.print(_honestly(outcome.records, seeds), highlight=False, soft_wrap=True)
         out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
         if not outcome.left:
-            _time(asked[: len(RECALIBRATIONS)], how, runs / "timings.jsonl", anew=restart)
+            _time(asked[: len(RECALIBRATIONS)], execution, runs / "timings.jsonl", anew=restart)
         _page(runs, show)
-    opt.leave(outcome, "the same command")
+    leave(outcome, "the same command")
 
 
 def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:
@@ -85,11 +91,7 @@ def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:
         path.unlink(missing_ok=True)
     if path.exists():
         return
-    found = [
-        timing
-        for what in WHAT
-        for timing in measure(asked, what, how, SECONDS, lambda line: typer.echo(line, err=True))
-    ]
+    found = [timing for what in WHAT for timing in measure(asked, what, how, SECONDS, say)]
     timings.append(path, *found)  # when all is measured: what was interrupted is measured again
 
 
@@ -99,7 +101,7 @@ def _page(runs: Path, show: bool) -> None:
     from mssar.lab.report.collect import collect
 
     page = runs / "report.html"
-    maps = build.Maps(None, lambda line: typer.echo(line, err=True))
+    maps = build.Maps(None, say)
     write(build.demo(collect([runs]), maps), page)
     console().print(f"page:    {page}", highlight=False)
     if show:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,21 +11,22 @@ from rich import box
 from rich.table import Table
 
 from mssar.lab.commands import options as opt
-from mssar.lab.commands.console import console
+from mssar.lab.commands.console import console, print_json, say
+from mssar.lab.commands.groups import grouped, options_of
 
 
+@grouped
 def evaluate(
+    *,
     run: Annotated[
         Path, typer.Argument(help="A run's folder, a checkpoint, or a file of weights.")
     ],
     data_dir: opt.DataDir = None,
     by_class: Annotated[bool, typer.Option("--classes", help="The error of each class.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    workers: opt.Workers = None,
-    decode: opt.Decode = "auto",
-    unreadable: opt.Unreadable = 0.01,
+    as_json: opt.AsJson = False,
+    how: Annotated[
+        opt.How, options_of(opt.How, "device", "precision", "workers", "decode", "unreadable")
+    ],
 ) -> None:
     """Test a run's network again: top-1 and top-5 error of its last checkpoint.
 
@@ -39,18 +39,17 @@ def evaluate(
 
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
-    chosen = engine.trained(run, lambda line: typer.echo(line, err=True))
+    chosen = engine.trained(run, say)
     found = data.load(chosen.run.dataset, data_dir)
-    how = opt.execution(device, precision, workers=workers, decode=decode, unreadable=unreadable)
-    score = engine.evaluate(chosen, found, how, lambda line: typer.echo(line, err=True))
+    score = engine.evaluate(chosen, found, how.execution(), say)
     if chosen.progress.data != found.checksum:
-        typer.echo(f"mssar: {found.name} is not what this run was trained on", err=True)
+        say(f"mssar: {found.name} is not what this run was trained on")
     at = f"epoch {chosen.progress.epoch} of {chosen.run.recipe.epochs}"
     if chosen.progress.step:
         at += f" and {chosen.progress.step} steps"
     if as_json:
         said = {"run": chosen.progress.run, "epoch": chosen.progress.epoch, **asdict(score)}
-        print(json.dumps(said, indent=2))
+        print_json(said)
         return
     out = console()
     out.print(f"{chosen.run.label}, {found.name}, {at}", highlight=False)

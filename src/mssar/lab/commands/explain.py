@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 import mssar
 from mssar.lab.commands import options as opt
+from mssar.lab.commands.console import print_json, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ def explain(
     _require_place(out)
     if not run.exists():
         raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
-    chosen = engine.trained(run, lambda line: typer.echo(line, err=True))
+    chosen = engine.trained(run, say)
     found = data_for(chosen, data_dir, images)
     maps.require_recalibrated(chosen, found)
     squares, truths = zip(*(picture(name, found, chosen) for name in images), strict=True)
@@ -85,7 +85,7 @@ def explain(
     note = f"The weights that a block multiplies its map by, where they apply; {of}."
     write_whole(out, overlay.draw(shown, layers, title, note))
     if as_json:
-        print(json.dumps(_plain(out, shown, blocks, layers, stages), indent=2))
+        print_json(_plain(out, shown, blocks, layers, stages))
         return
     for one in shown:
         known = "" if one.truth is None else f" (really {one.truth})"

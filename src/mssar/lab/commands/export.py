@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 import mssar
 from mssar.lab.commands import options as opt
+from mssar.lab.commands.console import print_json, say
 from mssar.lab.recipes import Photographs
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def export(
         int | None,
         typer.Option(help="Side of the images; the data set's by default.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    as_json: opt.AsJson = False,
     data_dir: opt.DataDir = None,
 ) -> None:
     """Write a run's network as ONNX, or as a program of torch.export, and check what was written.
@@ -56,22 +56,18 @@ def export(
         raise ValueError(f"--format is {' or '.join(SUFFIXES)}; got {format_!r}")
     if size is not None and size < 1:
         raise ValueError(f"--size is 1 or more; got {size}")
-    chosen = engine.trained(run, _say)
+    chosen = engine.trained(run, say)
     found = _data(chosen, data_dir)
     channels, height, width = image_shape(chosen.run, found)
     path = file or Path(f"{chosen.run.name}{SUFFIXES[format_ or 'onnx']}")
     shape = (channels, size or height, size or width)
     metadata = _metadata(chosen, found)
-    made = mssar.export(chosen.model, path, shape, format_, metadata=metadata, say=_say)
+    made = mssar.export(chosen.model, path, shape, format_, metadata=metadata, say=say)
     if as_json:
-        print(json.dumps({**asdict(made), "path": str(path), "metadata": metadata}, indent=2))
+        print_json({**asdict(made), "path": str(path), "metadata": metadata})
         return
     print(f"{chosen.run.label}, {chosen.run.dataset}, epoch {chosen.progress.epoch}")
     print(made)
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def _data(chosen: engine.Trained, data_dir: Path | None) -> Data | None:
@@ -81,12 +77,10 @@ def _data(chosen: engine.Trained, data_dir: Path | None) -> Data | None:
     try:
         found = data.load(chosen.run.dataset, data_dir)
     except ValueError as error:
-        _say(f"names of classes are left out: {error}")
+        say(f"names of classes are left out: {error}")
         return None
     if len(found.classes) != chosen.classes:
-        _say(
-            f"names of classes are left out: {found.name} has {len(found.classes)}, not as trained"
-        )
+        say(f"names of classes are left out: {found.name} has {len(found.classes)}, not as trained")
         return None
     return chosen.run.normalised(found)
 

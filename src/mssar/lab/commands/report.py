@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mssar.lab.commands import options as opt
+from mssar.lab.commands.console import complain, counted, say
 
 if TYPE_CHECKING:
     from mssar.lab.report.collect import Collection
@@ -57,7 +58,7 @@ def report(
     from mssar.lab.report.serve import Source
 
     chosen = _places(places, demo=demo)
-    looked = build.Maps(data_dir, lambda line: typer.echo(line, err=True)) if maps else None
+    looked = build.Maps(data_dir, say) if maps else None
     make = build.demo if demo else build.reproduction
 
     def page(live: bool) -> tuple[Page, Collection]:
@@ -72,13 +73,12 @@ def report(
     if not any(some for _, some in things):
         _refuse(chosen, found, output)
     write(made, output)
-    for problem in made.problems:
-        typer.echo(f"mssar: {problem}", err=True)
-    counted = [f"{len(some)} {name}{'s' * (len(some) != 1)}" for name, some in things if some]
-    typer.echo(f"{output}: {', '.join(counted) or 'nothing was found to show'}")
+    complain(made.problems)
+    said = [counted(len(some), name) for name, some in things if some]
+    typer.echo(f"{output}: {', '.join(said) or 'nothing was found to show'}")
     if show:
         webbrowser.open(output.resolve().as_uri())
-    if made.problems and not counted:
+    if made.problems and not said:
         raise typer.Exit(1)
 
 
@@ -128,7 +128,7 @@ def _serve(source: Source, port: int, show: bool) -> None:
         if error.errno != errno.EADDRINUSE:
             raise
         raise ValueError(f"port {port} is in use; --port 0 takes any that is free") from None
-    typer.echo("collecting", err=True)
+    say("collecting")
     source.page()  # so that the first look is quick, and trouble is seen here
     typer.echo(f"{server.url}  (Ctrl-C ends it)")
     if show:
@@ -137,4 +137,4 @@ def _serve(source: Source, port: int, show: bool) -> None:
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            typer.echo("ended", err=True)
+            say("ended")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,18 +11,24 @@ from rich import box
 from rich.table import Table
 
 from mssar.lab.commands import options as opt
+from mssar.lab.commands import parse, sweeps
 from mssar.lab.commands import submission as sub
-from mssar.lab.commands.console import console
+from mssar.lab.commands.console import console, counted, print_json
+from mssar.lab.commands.groups import grouped, options_of
+from mssar.lab.commands.leave import leave
 
 if TYPE_CHECKING:
     from mssar.lab import records as recorded
     from mssar.lab.experiments.plan import Plan, Row
+    from mssar.lab.run import Run
 
 RECORDS = Path("records")
 EXPERIMENTS = ("table3", "table4", "strategy", "stage", "ilsvrc")  # as mssar.lab.experiments has
 
 
+@grouped
 def reproduce(
+    *,
     experiments: Annotated[
         list[str] | None,
         typer.Argument(help=f"{', '.join(EXPERIMENTS)}.", metavar="EXPERIMENT…"),
@@ -35,29 +40,12 @@ def reproduce(
     datasets: Annotated[str | None, typer.Option(help="Only these: cifar10.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of everything.")] = 3,
     records: Annotated[Path, typer.Option(help="Folder of records: EXPERIMENT.jsonl.")] = RECORDS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    as_json: opt.AsJson = False,
     data_dir: opt.DataDir = None,
     runs: opt.Runs = opt.RUNS,
     time_budget: opt.Budget = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    compiled: opt.Compile = False,
-    graph: opt.Graph = True,
-    deterministic: opt.Deterministic = False,
-    fleet: opt.Width = None,
-    stack: opt.Together = 1,
-    sync_bn: opt.SyncBN = True,
-    workers: opt.Workers = None,
-    decode: opt.Decode = "auto",
-    unreadable: opt.Unreadable = 0.01,
-    threads: opt.Threads = None,
-    tensorboard: opt.Tensorboard = False,
-    submit: sub.Submit = None,
-    tasks: sub.Tasks = None,
-    sbatch: sub.Sbatch = None,
-    dry_run: sub.DryRun = False,
-    status: sub.Status = False,
-    cancel: sub.Cancel = False,
+    how: Annotated[opt.How, options_of(opt.How)],
+    submission: Annotated[sub.Submission, options_of(sub.Submission)],
 ) -> None:
     """Train what is missing of the paper's experiments, and show it beside the published numbers.
 
@@ -76,28 +64,15 @@ def reproduce(
     from mssar.lab.engine.world import leads
     from mssar.lab.experiments.plan import plan_for
 
-    if status or cancel:
-        sub.tell(runs, cancel=cancel)
+    if submission.told(runs):
         return
     names = list(experiments or EXPERIMENTS)
     if not experiments and not listing:
         raise ValueError(f"name an experiment ({', '.join(EXPERIMENTS)}), or pass --list")
-    handing = sub.asked(submit, tasks, sbatch, dry_run)
-    how = opt.settings(
-        device,
-        precision,
-        compiled,
-        graph,
-        deterministic,
-        sync_bn,
-        workers,
-        decode,
-        unreadable,
-        threads,
-    )
-    how = sub.settled(how, handing)
-    machine = hardware(choose_device("auto" if handing else device))
-    sub.gather(runs)
+    submission.check()
+    given, how = how.precision, submission.settled(how)
+    machine = hardware(choose_device("auto" if submission.submit else how.device))
+    sweeps.gather(runs)
 
     def plan() -> tuple[Plan, str]:
         """As it stands, and the machine that its times are for: this one, if it has any."""
@@ -117,7 +92,7 @@ def reproduce(
             nets=None if nets is None else nets.split(","),
             datasets=None if datasets is None else datasets.split(","),
             seeds=seeds,
-            precision=precision if listing else how["precision"],
+            precision=given if listing else how.precision,
         )
 
     found, where = plan()
@@ -128,19 +103,25 @@ def reproduce(
         found.missing,
         how,
         runs,
-        handing,
+        submission,
         data_dir=data_dir,
-        width=fleet,
-        stack=stack,
-        budget=opt.seconds(time_budget),
-        tensorboard=tensorboard,
-        record_in=records / f"{names[0]}.jsonl",
+        budget=parse.seconds(time_budget),
+        record_in=_files(found, records),
     )
     if outcome is None:
         return
     if leads():
         _show(*plan(), as_json)
-    opt.leave(outcome, "the same command")
+    leave(outcome, "the same command")
+
+
+def _files(plan: Plan, folder: Path) -> dict[Run, Path]:
+    """For each run that is missing, that of its experiment; of several the first that was named."""
+    return {
+        run: folder / f"{state.experiment}.jsonl"
+        for state in reversed(plan.cells)
+        for run in state.missing
+    }
 
 
 def _show(plan: Plan, where: str, as_json: bool) -> None:
@@ -151,7 +132,7 @@ def _show(plan: Plan, where: str, as_json: bool) -> None:
     if as_json:
         left = plan.seconds_left
         said = {"cells": [asdict(row) for row in rows], "seconds_left": left, "hardware": where}
-        print(json.dumps(said, indent=2))
+        print_json(said)
         return
     table = Table("", "network", "", "options", "data", box=box.SIMPLE_HEAD)
     for heading in ("paper", "ours", "differ", "left", "time"):
@@ -179,7 +160,7 @@ def _show(plan: Plan, where: str, as_json: bool) -> None:
         return
     when = f"about {duration(plan.seconds_left)} on {where}" if plan.seconds_left else ""
     unknown = "how long is unknown until the first is recorded"
-    runs = f"{left} run{'s' * (left > 1)} left, each counted once"
+    runs = f"{counted(left, 'run')} left, each counted once"
     out.print(f"{runs}: {when or unknown}", highlight=False)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mssar.lab.commands import options as opt
+from mssar.lab.commands.leave import leave
 
 if TYPE_CHECKING:
     from mssar.lab.engine.fleet import Outcome
@@ -25,12 +26,15 @@ def task(
     \b
     mssar task runs/sweeps/20260131-120000-0af3 0
     """
-    opt.leave(carry_out(folder, number), "the same command")
+    leave(carry_out(folder, number), "the same command")
 
 
 def carry_out(folder: Path, number: int) -> Outcome:
     """Train a share, from where it was stopped, and leave a note of what became of it."""
     from mssar.lab.cluster import sweep as sweeps
+    from mssar.lab.display import watching
+    from mssar.lab.engine import runner
+    from mssar.lab.engine.execution import execution_for
 
     sweep = sweeps.read(folder)
     if number >= len(sweep.shares):
@@ -40,16 +44,16 @@ def carry_out(folder: Path, number: int) -> Outcome:
         sweep.forget(number)  # of when it was stopped before
         sys.argv[:] = ["mssar", *order.command]  # what a record says that it was made by
         try:
-            outcome = opt.carry_out(
+            outcome = runner.carry_out(
                 sweep.shares[number],
-                opt.execution(**order.how),
+                execution_for(**order.how),
                 Path(order.runs),
                 data_dir=None if order.data_dir is None else Path(order.data_dir),
                 width=order.width,
                 stack=order.stack,
                 budget=order.budget,
-                tensorboard=order.tensorboard,
-                record_in=None,  # each has its record in its folder: they are collected from there
+                watching=partial(watching, order.tensorboard),
+                record_in={},  # each has its record in its folder: they are collected from there
             )
         except Exception as error:
             why = (
@@ -78,7 +82,7 @@ class Task:
 
             slurm.requeue()
         try:
-            opt.leave(outcome, "the same command")
+            leave(outcome, "the same command")
         except typer.Exit as left:
             sys.exit(left.exit_code)  # for Slurm to know
 

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 
+from mssar.lab.commands import groups, parse
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console
-from mssar.lab.recipes import RECIPES, Recipe, varied
+from mssar.lab.commands.groups import Flag, grouped, options_of
+from mssar.lab.commands.leave import leave
+from mssar.lab.recipes import AUGMENTATIONS, RECIPES, Recipe, varied
 
 if TYPE_CHECKING:
     from mssar.lab.run import Initial, Normalisation, Run
 
 RECIPE = "The recipe, field by field"
-Whole: TypeAlias = int | None
-Number: TypeAlias = float | None
 
 
-def _field(help_text: str, **more: Any) -> Any:
-    return typer.Option(help=help_text, rich_help_panel=RECIPE, show_default=False, **more)
+def _recipe() -> dict[str, Flag]:
+    """Every field of a recipe and of either augmentation that says what it is."""
+    found: dict[str, Flag] = {}
+    for kind in (Recipe, *AUGMENTATIONS.values()):
+        types = get_type_hints(kind)
+        for field in fields(kind):
+            if field.metadata:
+                found[field.name] = Flag(types[field.name], **field.metadata)
+    return found
 
 
+@grouped
 def train(
+    *,
     nets: Annotated[
         list[str] | None,
         typer.Argument(
@@ -62,14 +74,9 @@ def train(
             help="none, se, mssar, or several: none,mssar. Also those of `mssar compare`."
         ),
     ] = "none",
-    dataset: Annotated[
-        str, typer.Option(help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012.")
-    ] = "arrangements",
+    dataset: opt.Dataset = "arrangements",
     seed: Annotated[str, typer.Option(help="One, or several: 0,1,2.")] = "0",
-    scales: Annotated[str | None, typer.Option(help="For mssar, as 1,2,4.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="For mssar: regional or sliding.")] = None,
-    reduction: Annotated[Whole, typer.Option(help="For se, mssar, cbam, coord.")] = None,
-    stage: Annotated[str | None, typer.Option(help="For DenseNets: multi or single.")] = None,
+    options: opt.Network,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -82,45 +89,9 @@ def train(
     data_dir: opt.DataDir = None,
     runs: opt.Runs = opt.RUNS,
     time_budget: opt.Budget = None,
-    epochs: Annotated[Whole, _field("Epochs.")] = None,
-    batch: Annotated[Whole, _field("Images a step, over all processes.")] = None,
-    lr: Annotated[Number, _field("Learning rate at first.")] = None,
-    drops: Annotated[str | None, _field("After which epochs it drops: 80,120.")] = None,
-    factor: Annotated[Number, _field("What a drop multiplies it by.")] = None,
-    momentum: Annotated[Number, _field("Of gradient descent.")] = None,
-    nesterov: Annotated[bool | None, _field("Nesterov's momentum, or plain.")] = None,
-    weight_decay: Annotated[Number, _field("On all parameters.")] = None,
-    schedule: Annotated[str | None, _field("Of the learning rate: steps or cosine.")] = None,
-    warmup: Annotated[Number, _field("Epochs in which it rises.")] = None,
-    smoothing: Annotated[Number, _field("Of labels: the share of all classes alike.")] = None,
-    ema: Annotated[Number, _field("Test the weights' average; what a step leaves of it.")] = None,
-    padding: Annotated[Whole, _field("Small images: zeros around, before the crop.")] = None,
-    mirror: Annotated[Number, _field("Probability of a mirror image.")] = None,
-    size: Annotated[Whole, _field("Photographs: side of what is cut out.")] = None,
-    resize: Annotated[Whole, _field("Photographs: shorter side before the test's crop.")] = None,
-    area: Annotated[str | None, _field("Photographs: share cut out, as 0.08,1.")] = None,
-    ratio: Annotated[str | None, _field("Photographs: width over height, as 0.75,1.33.")] = None,
-    rotation: Annotated[Number, _field("Photographs: degrees, either way.")] = None,
-    jitter: Annotated[Number, _field("Photographs: of brightness, contrast, saturation.")] = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    compiled: opt.Compile = False,
-    graph: opt.Graph = True,
-    deterministic: opt.Deterministic = False,
-    fleet: opt.Width = None,
-    stack: opt.Together = 1,
-    sync_bn: opt.SyncBN = True,
-    workers: opt.Workers = None,
-    decode: opt.Decode = "auto",
-    unreadable: opt.Unreadable = 0.01,
-    threads: opt.Threads = None,
-    tensorboard: opt.Tensorboard = False,
-    submit: sub.Submit = None,
-    tasks: sub.Tasks = None,
-    sbatch: sub.Sbatch = None,
-    dry_run: sub.DryRun = False,
-    status: sub.Status = False,
-    cancel: sub.Cancel = False,
+    changes: Annotated[dict[str, Any], groups.changes(_recipe(), RECIPE)],
+    how: Annotated[opt.How, options_of(opt.How)],
+    submission: Annotated[sub.Submission, options_of(sub.Submission)],
 ) -> None:
     """Train networks; every combination of what is given is a run, several at once on a GPU.
 
@@ -137,89 +108,45 @@ def train(
     from mssar.lab.commands.beginning import colours, initial
     from mssar.lab.engine.world import leads
 
-    if status or cancel:
-        sub.tell(runs, cancel=cancel)
+    if submission.told(runs):
         return
     nets = [*(nets or []), *([from_] if from_ else [])]
     if not nets:
         raise ValueError("name a network, as in resnet20 or timm:resnet50")
     if insert and recalibration != "none":
         raise ValueError(f"--insert is --recalibration mssar; not {recalibration} as well")
-    changes = {
-        "epochs": epochs,
-        "batch": batch,
-        "lr": lr,
-        "drops": None if drops is None else opt.integers("drops", drops, "80,120"),
-        "factor": factor,
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "weight_decay": weight_decay,
-        "schedule": schedule,
-        "warmup": warmup,
-        "smoothing": smoothing,
-        "ema": ema,
-        "padding": padding,
-        "mirror": mirror,
-        "size": size,
-        "resize": resize,
-        "area": None if area is None else opt.pair("area", area),
-        "ratio": None if ratio is None else opt.pair("ratio", ratio),
-        "rotation": rotation,
-        "jitter": jitter,
-    }
-    given = {
-        "scales": None if scales is None else opt.integers("scales", scales),
-        "strategy": strategy,
-        "reduction": reduction,
-        "stage": stage,
-    }
-    asked = _runs(
+    asked = combinations(
         nets,
         ["mssar"] if insert else recalibration.split(","),
-        {k: v for k, v in given.items() if v is not None},
+        options,
         dataset,
-        opt.integers("seed", seed, "0,1,2"),
+        parse.integers("seed", seed, "0,1,2"),
         recipe,
-        {k: v for k, v in changes.items() if v is not None},
+        changes,
         {net: initial(weights, net, runs if resume else None) for net in nets},
         {net: colours(mean, std, net, dataset) for net in nets},
     )
-    handing = sub.asked(submit, tasks, sbatch, dry_run)
-    if handing and restart:
+    submission.check()
+    if submission.submit and restart:
         raise ValueError("--restart is for this process alone; with --submit name other --runs")
-    how = opt.settings(
-        device,
-        precision,
-        compiled,
-        graph,
-        deterministic,
-        sync_bn,
-        workers,
-        decode,
-        unreadable,
-        threads,
-    )
-    budget = opt.seconds(time_budget)
+    budget = parse.seconds(time_budget)
     if leads():
         _ask(asked, runs, resume, restart)
     outcome = sub.carry_out(
         asked,
         how,
         runs,
-        handing,
+        submission,
         data_dir=data_dir,
-        width=fleet,
-        stack=stack,
         budget=budget,
-        tensorboard=tensorboard,
-        record_in=runs / "records.jsonl",
+        record_in=dict.fromkeys(asked, runs / "records.jsonl"),
         anew=restart,
     )
     if outcome is None:
         return
     if outcome.records:
         _show(console(), outcome.records, runs)
-    opt.leave(outcome, "the same command with --resume")
+    leave(outcome, "the same command with --resume")
 
 
 def _show(out: Console, records: list[Any], runs: Path) -> None:
@@ -229,35 +156,34 @@ def _show(out: Console, records: list[Any], runs: Path) -> None:
     out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
 
 
-def _runs(
-    nets: list[str],
-    recalibrations: list[str],
-    given: dict[str, Any],
+def combinations(
+    nets: Sequence[str],
+    recalibrations: Sequence[str],
+    options: dict[str, Any],
     dataset: str,
-    seeds: tuple[int, ...],
+    seeds: Sequence[int],
     recipe: str | None,
     changes: dict[str, Any],
-    weights: dict[str, Initial | None],
-    seen: dict[str, Normalisation | None],
+    weights: Mapping[str, Initial | None] = {},
+    seen: Mapping[str, Normalisation | None] = {},
 ) -> list[Run]:
     """Every combination; an option goes to those that take it, and somebody must."""
-    from mssar.lab.run import Run, usual_recipe
+    from mssar.lab.run import Run, usual_options, usual_recipe
 
     if recipe is not None and recipe not in RECIPES:
         raise ValueError(f"no recipe {recipe!r}; there are {', '.join(RECIPES)}")
     if not seeds:
         raise ValueError("--seed takes whole numbers, as in 0,1,2; got none")
-    taken: set[str] = set()
-    found = []
+    found, untaken = list[Run](), set(options)
     for number, net, kind in product(seeds, nets, recalibrations):
-        own = _taken(net, kind)
-        taken |= own
-        begun = weights[net]
+        own = usual_options(net, kind)
+        untaken -= own.keys()
+        begun = weights.get(net)
         chosen = RECIPES[recipe] if recipe else usual_recipe(net, dataset, begun=begun is not None)
-        mine = {k: v for k, v in given.items() if k in own}
+        mine = {k: v for k, v in options.items() if k in own}
         by = changed(chosen, changes)
-        found.append(Run(net, kind, mine, dataset, by, number, begun, seen[net]))
-    for option in given.keys() - taken:
+        found.append(Run(net, kind, mine, dataset, by, number, begun, seen.get(net)))
+    for option in untaken:
         raise ValueError(f"nothing that is trained here takes --{option}")
     return list(dict.fromkeys(found))
 
@@ -273,14 +199,6 @@ def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     if changes.get("schedule") == "cosine":
         changes = {**changes, "drops": given}
     return varied(recipe, **changes)
-
-
-def _taken(net: str, kind: str) -> set[str]:
-    from mssar.networks.recalibration import OPTIONS, OURS
-    from mssar.surgery.foreign import architecture
-
-    staged = architecture(net).staged and kind in OURS
-    return {*OPTIONS.get(kind, ()), *(["stage"] if staged else [])}
 
 
 def _ask(asked: list[Run], folder: Path, resume: bool, restart: bool) -> None:

@@ -8,18 +8,19 @@ from typing import Annotated
 import typer
 
 from mssar.lab.commands import options as opt
+from mssar.lab.commands.groups import grouped, options_of
 
 
+@grouped
 def weights(
+    *,
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
     file: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
     half: Annotated[
         bool, typer.Option("--half", help="Parameters in half precision, statistics not.")
     ] = False,
     data_dir: opt.DataDir = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = None,
-    workers: opt.Workers = None,
+    how: Annotated[opt.How, options_of(opt.How, "device", "precision", "workers")],
 ) -> None:
     """Write the last epoch's weights of a run, for `mssar.create_model(…, weights=FILE)`.
 
@@ -39,8 +40,7 @@ def weights(
     chosen, record = engine.last(run)
     found = data.load(chosen.run.dataset, data_dir)
     state = engine.convert(chosen, half=half)
-    how = opt.execution(device, precision, workers=workers)
-    score = engine.measured(chosen, found, how)
+    score = engine.measured(chosen, found, how.execution())
     content = engine.file(state, chosen, record, found, score)
     write_whole(file, content)
     kind = "half precision" if half else "full precision"

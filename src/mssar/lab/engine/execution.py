@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import mssar
+from mssar.lab.engine.world import launched
 
 THREADS = 512  # at most: each is one of the system's
 PROGRAMS = 256  # that one network class may be compiled into: depths, options, classes, batches
@@ -37,6 +38,8 @@ class Execution:
         if self.precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
             raise ValueError(f"precision is one of {known}; got {self.precision!r}")
+        if self.decode not in ("auto", "workers", "gpu"):
+            raise ValueError(f"--decode is auto, workers or gpu; got {self.decode!r}")
         if not 0 <= self.unreadable <= 1:
             raise ValueError(f"unreadable is a share, 0 to 1; got {self.unreadable}")
         if not 0 <= self.threads <= THREADS:
@@ -76,6 +79,27 @@ def choose_device(wanted: str = "auto") -> torch.device:
             raise ValueError(f"there are {torch.cuda.device_count()} CUDA devices; got {wanted!r}")
         return torch.device("cuda", device.index or 0)
     return device
+
+
+def execution_for(
+    device: str = "auto",
+    precision: str | None = None,
+    workers: int | None = None,
+    threads: int | None = None,
+    **rest: Any,
+) -> Execution:
+    """How to compute, from what was asked for: what was not is chosen for this machine."""
+    if launched() and torch.cuda.is_available():
+        if device.startswith("cuda:"):
+            raise ValueError(f"each process takes a GPU of its own: --device cuda, not {device}")
+        if device in ("auto", "cuda"):
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    where = choose_device(device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    precision = precision or ("bf16" if where.type == "cuda" else "fp32")
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    return Execution(where, precision, workers=workers, threads=threads or 0, **rest)
 
 
 @contextmanager

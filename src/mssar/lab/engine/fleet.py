@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from mssar.lab import records
 from mssar.lab.data import Data
 from mssar.lab.engine import failure, hands, threads
 from mssar.lab.engine.abreast import Berth, Crew
@@ -61,16 +60,16 @@ def train(
     stack: int = 1,
     budget: float | None = None,
     world: World | None = None,
-    record: Callable[[Record], None] = lambda _: None,
+    record: Callable[[Run, Record], None] = lambda *_: None,
     anew: bool = False,
 ) -> Outcome:
     """Train runs, ``width`` at a time, each in its own folder under ``folder``.
 
     Of these up to ``stack`` that differ in seed or data alone are trained as one network. Runs that
     are finished in their folder are not trained again, and those that were begun go on, unless all
-    are to begin ``anew``. ``load`` gives a data set by its name; ``record`` is handed the record of
-    every finished run. A run that fails is among the failures, and the others go on; where all
-    failed by mistakes of the user's, the first is raised.
+    are to begin ``anew``. ``load`` gives a data set by its name; ``record`` is handed every
+    finished run with its record. A run that fails is among the failures, and the others go on;
+    where all failed by mistakes of the user's, the first is raised.
     """
     if width < 1:
         raise ValueError(f"the width of a fleet is 1 or more; got {width}")
@@ -110,7 +109,7 @@ class _Fleet:
     width: int
     muster: Muster
     world: World
-    record: Callable[[Record], None]
+    record: Callable[[Run, Record], None]
     anew: bool
     clock: Clock
     waiting: deque[Run]
@@ -219,8 +218,8 @@ class _Fleet:
         self._leave(boat, sailing)
         self.lanes.append(boat.training.lane)
         for training in boat.training.trainings:
-            if self.world.leads and (done := finished(training.directory)):
-                self._done(done)
+            if training.record:
+                self._done(training.run, training.record)
 
     def _expired(self, sailing: list[_Boat], seconds: float) -> bool:
         """Whether it is time, if what takes so long is done before everybody is saved."""
@@ -267,7 +266,7 @@ class _Fleet:
             )
         if self.world.any(done is not None, self.execution.device):
             if done:
-                self._done(done)
+                self._done(run, done)
                 self.observer.said(f"{run.label}, seed {run.seed}: finished before, in {directory}")
             return None
         begun = time.monotonic()
@@ -386,15 +385,10 @@ class _Fleet:
             with suppress(RuntimeError):  # a broken device says so soon enough
                 torch.cuda.empty_cache()
 
-    def _done(self, record: Record) -> None:
-        self.record(record)
+    def _done(self, run: Run, record: Record) -> None:
+        self.record(run, record)
         self.outcome.records.append(record)
 
 
 def _runs(sailing: Iterable[_Boat]) -> list[Run]:
     return [training.run for boat in sailing for training in boat.training.trainings]
-
-
-def into(path: Path) -> Callable[[Record], None]:
-    """A place for records: a file they are appended to."""
-    return lambda record: records.append(path, record)

@@ -177,30 +177,28 @@ def in_turns(
 ) -> list[list[float]]:
     """Milliseconds of each subject's steps. They take turns until all had so many seconds on
     average: a machine that slows down slows all of them down."""
-    turn = _turn_on_gpu if device.type == "cuda" else _turn
     found: list[list[float]] = [[] for _ in subjects]
     end = time.perf_counter() + seconds * len(subjects)
     while len(found[0]) < FEWEST or time.perf_counter() < end:
         for times, subject in zip(found, subjects, strict=True):
-            times += turn(subject)
+            subject.rewind()
+            times += turn(subject.step, device)
     return found
 
 
-def _turn(subject: Subject) -> list[float]:
-    subject.rewind()
-    begun = time.perf_counter()
-    subject.step(0)
-    return [1e3 * (time.perf_counter() - begun)]
-
-
-def _turn_on_gpu(subject: Subject) -> list[float]:
-    """One step is not timed: while it runs the others are issued, as when training."""
+def turn(step: Callable[[int], object], device: torch.device) -> list[float]:
+    """Milliseconds of a step, on a GPU of several. There one is not timed: while it runs the others
+    are issued, as when training. A turn begins with a device that has nothing to do, so that a host
+    that falls behind cannot hide behind another's steps."""
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        step(0)
+        return [1e3 * (time.perf_counter() - begun)]
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(TURN + 1)]
-    subject.rewind()
-    subject.step(0)
+    step(0)
     marks[0].record()
     for number, mark in enumerate(marks[1:], 1):
-        subject.step(number)
+        step(number)
         mark.record()
     marks[-1].synchronize()
     return [a.elapsed_time(b) for a, b in pairwise(marks)]

@@ -28,7 +28,7 @@ from mssar.lab.engine.pace import Company, Pace, mark, own_lane
 from mssar.lab.engine.step import Examiner, Learner, Score
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import Photographs
-from mssar.lab.records import Epoch
+from mssar.lab.records import Epoch, Record
 from mssar.lab.run import Run
 
 CHUNK = 16  # steps that a GPU is given at a time
@@ -66,6 +66,7 @@ class Training:
         self.company, self.stacked = Company(), 1  # runs trained as one with this
         self.turns, self.saves = Typical(), Typical()  # how long they take
         self.lane = lane or own_lane(execution)
+        self.record: Record | None = None  # at its end, in the process that leads
         self._kept: tuple[int, int] | None = None  # epoch and step of the last save
         self._clock = self._begun = time.monotonic()
         self._images = 0  # since then
@@ -396,7 +397,7 @@ class Training:
     def _finish(self) -> None:
         if not self.world.leads:
             return
-        record = result.record(
+        self.record = result.record(
             self.run,
             self.data,
             self.progress,
@@ -406,5 +407,5 @@ class Training:
             stacked=self.stacked,
             unreadable=self.feed.unreadable if self.feed.loads else None,
         )
-        write_whole(self.directory / result.NAME, record.as_line().encode() + b"\n")
-        self.observer.ended(self.run, record)
+        write_whole(self.directory / result.NAME, self.record.as_line().encode() + b"\n")
+        self.observer.ended(self.run, self.record)
