@@ -142,7 +142,10 @@ def taught(
     score = training.examiner.score() if pauses < 0 else None
     history = training.progress.history
     records = [record for _, record in log.records]
-    return {"losses": losses, "state": state, "score": score, "log": history, "records": records}
+    return {
+        "losses": losses, "state": state, "score": score, "log": history, "records": records,
+        "norms": [line for line in log.messages if "BN" in line],
+    }  # fmt: skip
 
 
 def job(world: World, words: tuple[Any, ...], kinds: dict[str, Any]) -> dict[str, Any]:
@@ -232,9 +235,22 @@ def test_two_processes_go_on_where_they_stopped(crew, tmp_path, pauses):
     assert record.interruptions == 1
 
 
+def test_bn_that_changes_on_the_way_is_said_and_recorded(crew, tmp_path):
+    """Over 8 images of each process's own, then over all 16."""
+    crew(job, ("none", tmp_path, 2), {"sync_bn": False})
+    one, two = crew(job, ("none", tmp_path), {})
+    (line,) = one["norms"]
+    assert "BN was over 8 images of a step so far, and is over 16 from here" in line
+    assert two["norms"] == []
+    (record,) = one["records"]
+    assert record.execution["bn_over"] == [8, 16]
+
+
 def test_what_one_process_began_two_can_end(crew, tmp_path):
     taught(World(), "none", tmp_path, 2)
     one, two = crew(job, ("none", tmp_path), {})
+    assert one["norms"] == []
+    assert "bn_over" not in one["records"][0].execution
     alone = taught(World(), "none", tmp_path / "alone")
     torch.testing.assert_close(one["losses"][0], alone["losses"][0], rtol=1e-5, atol=1e-5)
     assert_same(one["state"], two["state"])

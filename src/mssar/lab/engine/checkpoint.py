@@ -42,6 +42,7 @@ _KINDS: lines.Kinds = {
     "list[dict[str, Any]]": (list,),
     "list[dict[str, str]]": (list,),
     "list[float]": (list,),
+    "list[int]": (list,),
 }
 _NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{5,}))?\.safetensors")
 
@@ -63,6 +64,7 @@ class Progress:
     class_errors: list[float] = field(default_factory=list)
     makers: list[dict[str, str]] = field(default_factory=list)  # hardware and source, in turn
     threads: int = 0  # of a CPU, from its beginning to its end; 0: not known
+    bn_over: list[int] = field(default_factory=list)  # images of a step that BN is over, in turn
     schema: int = SCHEMA
 
 

@@ -54,6 +54,7 @@ def record(
             "processes": processes,
             "together": together,
             **({"stacked": stacked} if stacked > 1 else {}),
+            **({"bn_over": progress.bn_over} if len(progress.bn_over) > 1 else {}),
         },
         environment={**_environment(progress, execution), **_earlier(progress)},
         code=provenance.code(),

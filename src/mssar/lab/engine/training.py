@@ -107,11 +107,25 @@ class Training:
         maker = provenance.maker(self.execution.device)
         if maker not in self.progress.makers:
             self.progress.makers.append(maker)
+        self._note_norms()
         if self.execution.device.type == "cuda":
             torch.cuda.synchronize()  # what was made here may be used on another stream
         elif self.world.size == 1:
             self.progress.threads = self.progress.threads or self._threads()
         self._tempo = Tempo(len(self.feed.sizes))
+
+    def _note_norms(self) -> None:
+        """How many images BN is over, and that it changes: the run becomes another one."""
+        shared = 1 if self.execution.sync_bn else self.world.size
+        now, before = self.run.recipe.batch // shared, self.progress.bn_over
+        if before[-1:] == [now]:
+            return
+        if before and self.world.leads:
+            self.observer.said(
+                f"{self.directory}: BN was over {before[-1]} images of a step so far, and is over "
+                f"{now} from here (--sync-bn, --local-bn, processes); its record will say so"
+            )
+        before.append(now)
 
     def _threads(self) -> int:
         """How many a run that begins is to have."""
