@@ -17,7 +17,8 @@ from mssar.lab.commands.console import console
 
 if TYPE_CHECKING:
     from mssar.lab import records as recorded
-    from mssar.lab.experiments.plan import Plan, Row
+    from mssar.lab.experiments.plan import Plan
+    from mssar.lab.report.content import Row
 
 RECORDS = Path("records")
 EXPERIMENTS = ("table3", "table4", "strategy", "stage", "ilsvrc")  # as mssar.lab.experiments has
@@ -145,9 +146,9 @@ def reproduce(
 
 def _show(plan: Plan, where: str, as_json: bool) -> None:
     from mssar.lab.display import duration
-    from mssar.lab.experiments.plan import summary
+    from mssar.lab.report.tables import paper_rows
 
-    rows = summary(plan)
+    rows = paper_rows(plan.cells)
     if as_json:
         left = plan.seconds_left
         said = {"cells": [asdict(row) for row in rows], "seconds_left": left, "hardware": where}
