@@ -10,11 +10,12 @@ from test_experiments import record_of, run_of
 from test_timings import timing
 
 from mssar.lab.experiments import EXPERIMENTS
-from mssar.lab.report import build, compared, page, plane
+from mssar.lab.report import build, page, plane
 from mssar.lab.report.collect import Collection
 from mssar.lab.report.comparison import ORDER, comparisons
 from mssar.lab.report.findings import compared as findings
 from mssar.lab.report.groups import grouped
+from mssar.lab.report.markup import filled
 from mssar.lab.report.tables import paper_tables
 
 ERRORS = {"none": (8.0, 8.4, 8.6), "eca": (7.5, 7.9, 7.1), "mssar": (7.0, 7.2, 7.4)}
@@ -107,9 +108,9 @@ def test_the_page_has_a_table_and_a_figure_without_scripts():
     at = {kind: (float(c.get("cx")), float(c.get("cy"))) for kind, c in dots.items()}
     assert at["none"][0] < at["eca"][0] < at["mssar"][0]  # slower to the right
     assert at["none"][1] < at["eca"][1] < at["mssar"][1]  # fewer errors further down
-    (untimed,) = comparisons(grouped(recorded()), [])
-    assert "<svg" not in compared.article(untimed, 0)
-    assert "The time was not measured." in compared.article(untimed, 0)
+    untimed = page.tables(build.side_by_side(Collection(recorded(), [])))
+    assert "<svg" not in untimed
+    assert "The time was not measured." in untimed
 
 
 def test_names_in_the_figure_do_not_overlap():
@@ -117,13 +118,15 @@ def test_names_in_the_figure_do_not_overlap():
         plane.Point(kind, kind, (10 + i % 3 / 10,) * 3, (5 + i / 50, 4.9, 5.3))
         for i, kind in enumerate(ORDER)
     ]
-    drawing = ET.fromstring(plane.svg(points, "x", "y", "a & b"))
+    drawn = plane.plane(points, "x", "y", "a & b")
+    drawing = ET.fromstring(filled("plane.svg", drawn=drawn))
+    assert drawing.get("aria-label") == "a & b; in numbers above."
     names = [t for t in drawing.findall("text") if t.get("class") == "name"]
     assert {t.text for t in names} == set(ORDER)
     boxes = []
     for t in names:
         left, bottom = float(t.get("x")), float(t.get("y")) + 3
-        boxes.append(plane._Box(left, bottom - 13, left + 6.5 * len(t.text), bottom))
+        boxes.append(plane.Box(left, bottom - 13, left + 6.5 * len(t.text), bottom))
     assert not [(a, b) for a in boxes for b in boxes if a is not b and a.meets(b)]
 
 

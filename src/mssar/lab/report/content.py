@@ -144,6 +144,11 @@ class Comparison:
     measured: str  # on what and how, as in "GPU X1, batch 128, bf16"; empty: not measured
     rows: tuple[Compared, ...]
 
+    @property
+    def base(self) -> Compared | None:
+        """The one without recalibration."""
+        return next((row for row in self.rows if row.recalibration == "none"), None)
+
 
 @dataclass(frozen=True)
 class Grid:
