@@ -7,8 +7,8 @@ import sys
 from mssar.extras import advice
 
 NEEDED = (
-    *("filelock", "jinja2", "numpy", "PIL", "platformdirs", "rich"),
-    *("safetensors", "torch", "typer"),
+    *("filelock", "jinja2", "msgspec", "numpy", "PIL", "platformdirs"),
+    *("rich", "safetensors", "torch", "typer"),
 )
 SAID = {signal.SIGINT: b"mssar: interrupted\n", signal.SIGTERM: b"mssar: terminated\n"}
 
