@@ -8,7 +8,7 @@ import pytest
 import torch
 from lab import Log, arrays, opened, tiny, trained
 from safetensors.torch import save_file
-from test_records import changed, record, without
+from test_records import changed, epoch, record, without
 from test_timings import timing
 
 from mssar.lab import records
@@ -141,6 +141,8 @@ def test_a_record_of_a_run_that_is_none_is_named(tmp_path, text):
         {"history": 3},
         {"epoch": "<b>"},
         {"history": [{"test_error": 10**400}]},
+        {"history": [{**asdict(epoch(1)), "test_error": "<b>"}]},
+        {"history": [{**asdict(epoch(1)), "colour": "red"}]},
         {"schema": "x" * 500},
     ],
 )
