@@ -8,7 +8,7 @@ import pytest
 import torch
 from lab import Log, arrays, opened, tiny, trained
 from safetensors.torch import save_file
-from test_records import changed, record, without
+from test_records import changed, epoch, record, without
 from test_timings import timing
 
 from mssar.lab import records
@@ -23,12 +23,12 @@ def test_one_bad_line_costs_that_line(tmp_path):
     good = [record("a").as_line(), record("b").as_line(), record("c").as_line()]
     bad = {
         "error: expected float": changed(error=None),
-        "NaN is no number that a record may hold": good[0].replace('"error":40.0', '"error":NaN'),
+        "error: not finite": good[0].replace('"error":40.0', '"error":NaN'),
         "error5: missing": without("error5"),
         "written by a newer mssar; update this one": changed(schema=2),
         "not JSON": good[0][: len(good[0]) // 2],
         "a record is a JSON object; got list": "[]",
-        "not finite": good[0].replace("2.5", "1e999"),
+        "seconds: not finite": good[0].replace("2.5", "1e999"),
     }
     file = tmp_path / "some.jsonl"
     file.write_text("\n".join([good[0], *bad.values(), good[1], "", good[2]]))
@@ -141,6 +141,8 @@ def test_a_record_of_a_run_that_is_none_is_named(tmp_path, text):
         {"history": 3},
         {"epoch": "<b>"},
         {"history": [{"test_error": 10**400}]},
+        {"history": [{**asdict(epoch(1)), "test_error": "<b>"}]},
+        {"history": [{**asdict(epoch(1)), "colour": "red"}]},
         {"schema": "x" * 500},
     ],
 )

@@ -10,10 +10,12 @@ from test_experiments import record_of, run_of
 from test_timings import timing
 
 from mssar.lab.experiments import EXPERIMENTS
-from mssar.lab.report import build, compared, page, plane
+from mssar.lab.report import build, page, plane
 from mssar.lab.report.collect import Collection
 from mssar.lab.report.comparison import ORDER, comparisons
 from mssar.lab.report.findings import compared as findings
+from mssar.lab.report.groups import grouped
+from mssar.lab.report.markup import filled
 from mssar.lab.report.tables import paper_tables
 
 ERRORS = {"none": (8.0, 8.4, 8.6), "eca": (7.5, 7.9, 7.1), "mssar": (7.0, 7.2, 7.4)}
@@ -41,7 +43,7 @@ def timed(kinds=tuple(ERRORS), **changes):
 
 
 def test_a_row_has_error_counts_time_and_memory_together():
-    (made,) = comparisons(recorded(), timed())
+    (made,) = comparisons(grouped(recorded()), timed())
     assert (made.network, made.dataset, made.recipe) == ("resnet20", "cifar10", "")
     assert [row.recalibration for row in made.rows] == ["none", "eca", "mssar"]
     none, eca, ours = made.rows
@@ -57,19 +59,19 @@ def test_a_row_has_error_counts_time_and_memory_together():
 def test_times_are_of_one_set_that_was_measured_in_turns():
     older = timed(median_ms=20.0)
     newer = timed(("none", "mssar"), made="2026-02-01T00:00:00+00:00", median_ms=5.0)
-    (made,) = comparisons(recorded(), [*newer, *older])
+    (made,) = comparisons(grouped(recorded()), [*newer, *older])
     assert [row.ms for row in made.rows] == [20.0] * 3  # all three, though older
-    (made,) = comparisons(recorded(), timed(network="resnet56"))
+    (made,) = comparisons(grouped(recorded()), timed(network="resnet56"))
     assert made.measured == ""
     assert {row.ms for row in made.rows} == {None}
 
 
 def test_other_recipes_data_and_networks_are_other_comparisons():
     other = [replace(r, data={**r.data, "checksum": "sha256:1"}, id=f"{r.id}x") for r in recorded()]
-    assert len(comparisons([*recorded(), *other, *recorded(network="resnet56")], [])) == 3
+    assert len(comparisons(grouped([*recorded(), *other, *recorded(network="resnet56")]), [])) == 3
     only = {"none": (8.0,), "mssar": (7.0,)}
-    assert comparisons(recorded(only), []) == []  # the paper's tables have it
-    assert len(comparisons(recorded(only), [], every=True)) == 1
+    assert comparisons(grouped(recorded(only)), []) == []  # the paper's tables have it
+    assert len(comparisons(grouped(recorded(only)), [], every=True)) == 1
 
 
 def test_the_papers_tables_are_not_disturbed():
@@ -83,13 +85,13 @@ def test_the_papers_tables_are_not_disturbed():
 
 
 def test_findings_say_no_more_than_the_runs_allow():
-    (made,) = comparisons(recorded(), timed())
+    (made,) = comparisons(grouped(recorded()), timed())
     first, close, times = findings(made)
     assert first == "resnet20 on CIFAR-10: the lowest error is MS-SAR with 7.20 ± 0.20 % (n=3)."
     assert "ECA with 7.50 ± 0.40 % (n=3)" in close
     assert "none" not in close
     assert times.endswith("none 1.00, ECA 1.10, MS-SAR 1.20.")
-    (alone,) = comparisons(recorded({"eca": (7.0,), "mssar": (9.0,)}), [])
+    (alone,) = comparisons(grouped(recorded({"eca": (7.0,), "mssar": (9.0,)})), [])
     assert "MS-SAR with 9.00 % (n=1)" in findings(alone)[1]
 
 
@@ -106,9 +108,9 @@ def test_the_page_has_a_table_and_a_figure_without_scripts():
     at = {kind: (float(c.get("cx")), float(c.get("cy"))) for kind, c in dots.items()}
     assert at["none"][0] < at["eca"][0] < at["mssar"][0]  # slower to the right
     assert at["none"][1] < at["eca"][1] < at["mssar"][1]  # fewer errors further down
-    (untimed,) = comparisons(recorded(), [])
-    assert "<svg" not in compared.article(untimed, 0)
-    assert "The time was not measured." in compared.article(untimed, 0)
+    untimed = page.tables(build.side_by_side(Collection(recorded(), [])))
+    assert "<svg" not in untimed
+    assert "The time was not measured." in untimed
 
 
 def test_names_in_the_figure_do_not_overlap():
@@ -116,13 +118,15 @@ def test_names_in_the_figure_do_not_overlap():
         plane.Point(kind, kind, (10 + i % 3 / 10,) * 3, (5 + i / 50, 4.9, 5.3))
         for i, kind in enumerate(ORDER)
     ]
-    drawing = ET.fromstring(plane.svg(points, "x", "y", "a & b"))
+    drawn = plane.plane(points, "x", "y", "a & b")
+    drawing = ET.fromstring(filled("plane.svg", drawn=drawn))
+    assert drawing.get("aria-label") == "a & b; in numbers above."
     names = [t for t in drawing.findall("text") if t.get("class") == "name"]
     assert {t.text for t in names} == set(ORDER)
     boxes = []
     for t in names:
         left, bottom = float(t.get("x")), float(t.get("y")) + 3
-        boxes.append(plane._Box(left, bottom - 13, left + 6.5 * len(t.text), bottom))
+        boxes.append(plane.Box(left, bottom - 13, left + 6.5 * len(t.text), bottom))
     assert not [(a, b) for a in boxes for b in boxes if a is not b and a.meets(b)]
 
 

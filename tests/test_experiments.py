@@ -9,9 +9,10 @@ import pytest
 from mssar.lab import records
 from mssar.lab.experiments import EXPERIMENTS, Experiment, paper
 from mssar.lab.experiments.cell import Cell
-from mssar.lab.experiments.plan import plan_for, summary
+from mssar.lab.experiments.plan import plan_for
 from mssar.lab.recipes import CIFAR_DENSENET, CIFAR_RESNET, DEMO, ILSVRC2012
 from mssar.lab.records import Epoch, Record
+from mssar.lab.report.tables import paper_rows
 from mssar.lab.run import Run, run_from_dict, usual_recipe
 
 HERE = "a device"
@@ -377,7 +378,7 @@ def test_an_experiment_named_twice_is_one():
 
 def test_rows_hold_what_a_table_prints():
     done = [record_of(run_of("resnet56", "mssar", seed=s), e) for s, e in ((0, 6.0), (1, 6.4))]
-    rows = summary(plan("table4", done, nets=["resnet56"], datasets=["cifar10"]))
+    rows = paper_rows(plan("table4", done, nets=["resnet56"], datasets=["cifar10"]).cells)
     assert len(rows) == 8
     row = rows[-1]
     assert (row.experiment, row.network, row.recalibration) == ("table4", "resnet56", "mssar")
@@ -388,5 +389,5 @@ def test_rows_hold_what_a_table_prints():
     assert row.seconds_left == pytest.approx(1600)
     assert (rows[0].options, rows[0].mean, rows[0].left) == ("", None, 3)
     assert (rows[1].options, rows[1].remark) == ("scales=1", "SE, with BN")
-    narrow = summary(plan("table3", nets=["resnet20"]))[-1]
+    narrow = paper_rows(plan("table3", nets=["resnet20"]).cells)[-1]
     assert (narrow.options, narrow.additional) == ("reduction=3", True)

@@ -290,8 +290,13 @@ def test_weights_and_colours_are_part_of_a_run_where_there_are_any():
         assert (again, again.name) == (one, one.name)
     assert len({run.name, other.name, third.name}) == 3
     assert Run(NET, "mssar").name.startswith("arrangements-timm-test_resnet-mssar-seed0-")
-    for spoilt in ({"weights": {"file": 3, "sha256": ""}}, {"normalisation": {"mean": [1.0]}}):
-        with pytest.raises(ValueError, match="this describes no run"):
+    for spoilt, said in (
+        ({"weights": {"file": 3, "sha256": ""}}, r"weights\.file: expected str; got 3"),
+        ({"weights": {"file": "a", "sha256": "", "path": "/a"}}, r"weights\.path: expected Path"),
+        ({"normalisation": {"mean": [1.0]}}, r"normalisation\.std: missing"),
+        ({"normalisation": {"mean": [1.0], "std": []}}, r"normalisation\.mean: .* of length 3"),
+    ):
+        with pytest.raises(ValueError, match=said):
             run_from_dict(run.as_dict() | spoilt)
 
 

@@ -19,7 +19,7 @@ def test_the_library_needs_nothing_but_torch():
     program = """
 import sys
 
-optional = "beartype huggingface_hub jaxtyping mssar.lab numpy onnx rich safetensors timm"
+optional = "beartype huggingface_hub jaxtyping mssar.lab msgspec numpy onnx rich safetensors timm"
 for name in f"{optional} torchvision triton typer".split():
     sys.modules[name] = None  # an import of it fails
 import torch

@@ -217,6 +217,27 @@ def test_what_is_no_recipe_is_refused(found):
         recipe_from_dict(found)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epochs": "160"}, "epochs: expected int; got '160'"),
+        ({"drops": [80, "120"]}, "drops[1]: expected int; got '120'"),
+        ({"burn_in": 5}, "burn_in: unknown"),
+        (
+            {"augmentation": {"kind": "mixup"}},
+            "augmentation.kind: expected crops or photographs; got 'mixup'",
+        ),
+        (
+            {"augmentation": {"kind": "crops", "padding": 4.5}},
+            "augmentation.padding: expected int; got 4.5",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_named(change, said):
+    with pytest.raises(ValueError, match=re.escape(f"this is no recipe: {said}")):
+        recipe_from_dict(_changed(**change))
+
+
 def test_values_out_of_range_are_refused_from_json_too():
     with pytest.raises(ValueError, match="lr is above 0; got inf"):
         recipe_from_dict(json.loads(json.dumps(_changed()).replace('"lr": 0.1', '"lr": 1e999')))
@@ -310,25 +331,27 @@ def test_a_bad_run_is_one_clear_error(words, message):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "said"),
     [
-        {"network": None},
-        {"options": []},
-        {"recipe": {}},
-        {"dataset": 3},
-        {"seed": "0"},
-        {"seed": 1.5},
-        {"seed": True},
-        {"seed": None},
+        ({"network": None}, "network: expected str; got None"),
+        ({"options": []}, r"options: expected object; got \[\]"),
+        ({"recipe": {}}, "this is no recipe: augmentation: expected object; got None"),
+        ({"dataset": 3}, "dataset: expected str; got 3"),
+        ({"seed": "0"}, "seed: expected int; got '0'"),
+        ({"seed": 1.5}, "seed: expected int; got 1.5"),
+        ({"seed": True}, "seed: expected int; got True"),
+        ({"seed": -1}, "a seed is a whole number from 0"),
+        ({"colour": "red"}, "colour: unknown"),
     ],
 )
-def test_what_describes_no_run_is_refused(change):
-    with pytest.raises(ValueError, match=r"no run|no network|no recipe|seed|data set"):
+def test_what_describes_no_run_is_refused(change, said):
+    with pytest.raises(ValueError, match=said):
         run_from_dict(Run("resnet20").as_dict() | change)
     found = Run("resnet20").as_dict()
     del found["recipe"]
-    with pytest.raises(ValueError, match="recipe"):
-        run_from_dict(found)
+    for none, said in ((found, "recipe"), (None, "a run: expected object"), (["seed"], "a run")):
+        with pytest.raises(ValueError, match=said):
+            run_from_dict(none)
 
 
 def test_a_mistake_inside_an_option_is_found_before_training():

@@ -123,7 +123,7 @@ def test_other_runs_are_in_no_table_of_the_paper_but_in_one_of_their_own():
     made = tables.paper_tables(recorded)
     shown = [r for t in made for line in t.rows for r in line.runs]
     assert shown == [recorded[1].id] * len(shown)
-    (group,) = tables.other_runs(recorded, shown)
+    (group,) = tables.other_runs(grouped(recorded), shown)
     assert group.records == (recorded[0],)
     assert group.name.label == "resnet20 none epochs=3 drops=1,2"
     (line,) = tables.own_table("others", "Other runs", "", [group]).rows
@@ -148,7 +148,7 @@ def test_runs_on_other_data_of_the_same_name_are_other_runs():
     made = tables.paper_tables(recorded)
     assert row(made[0], "resnet20", "none").mean == 8.5
     shown = [r for t in made for line in t.rows for r in line.runs]
-    assert [group.mean for group in tables.other_runs(recorded, shown)] == [50.0]
+    assert [group.mean for group in tables.other_runs(grouped(recorded), shown)] == [50.0]
 
 
 def test_a_network_that_is_not_known_here_is_shown_as_it_is_named():

@@ -6,7 +6,10 @@ import sys
 
 from mssar.extras import advice
 
-NEEDED = ("filelock", "numpy", "PIL", "platformdirs", "rich", "safetensors", "torch", "typer")
+NEEDED = (
+    *("filelock", "jinja2", "msgspec", "numpy", "PIL", "platformdirs"),
+    *("rich", "safetensors", "torch", "typer"),
+)
 SAID = {signal.SIGINT: b"mssar: interrupted\n", signal.SIGTERM: b"mssar: terminated\n"}
 
 

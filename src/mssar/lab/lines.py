@@ -3,108 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from filelock import FileLock
 
 from mssar.durable import make_folder, write_whole
 
 T = TypeVar("T")
-Kinds = Mapping[str, tuple[type, ...]]  # what a field's annotation allows in JSON
 
-LARGEST = 1e100  # of any number: no loss is as large, and sums of some stay finite
 LONGEST = 1 << 28  # bytes of a file
-DEEPEST = 50  # objects and lists within each other
-
-KINDS: Kinds = {
-    "str": (str,),
-    "bool": (bool,),
-    "int": (int,),
-    "float": (int, float),
-    "dict[str, Any]": (dict,),
-}
-
-
-def decode(line: str, noun: str, schema: int) -> dict[str, Any]:
-    """The object in a line, if it is of this schema; a noun says what a line of the file is."""
-
-    def refuse(constant: str) -> float:
-        raise ValueError(f"{constant} is no number that a {noun} may hold")
-
-    try:
-        found = json.loads(line, parse_constant=refuse, object_pairs_hook=_once)
-        _check_depth(found)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
-    except RecursionError:
-        raise ValueError(f"nested deeper than any {noun} is") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"a {noun} is a JSON object; got {type(found).__name__}")
-    theirs = found.get("schema")
-    if theirs != schema:
-        newer = isinstance(theirs, int) and theirs > schema
-        advice = "written by a newer mssar; update this one" if newer else f"not a {noun} of mssar"
-        raise ValueError(f"schema {theirs!r:.60}, and {schema} is read here: {advice}")
-    return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of a key said twice, readers take one or the other."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{_plain(twice)}: said twice")
-    return found
-
-
-def _check_depth(found: Any) -> None:
-    """What JSON's reader still bears may be too deep for what comes after it."""
-    level = [found] if isinstance(found, dict | list) else []
-    for _ in range(DEEPEST):
-        inner = [one.values() if isinstance(one, dict) else one for one in level]
-        level = [one for some in inner for one in some if isinstance(one, dict | list)]
-        if not level:
-            return
-    raise RecursionError
-
-
-def check_fields(kind: type[Any], found: Mapping[str, Any], kinds: Kinds, within: str = "") -> None:
-    """All of a dataclass's fields and no other, each of a kind that its annotation allows."""
-    names = {f.name: str(f.type) for f in fields(kind)}
-    for name in names:
-        if name not in found:
-            raise ValueError(f"{within}{name}: missing")
-    for name in found:
-        if name not in names:
-            raise ValueError(f"{within}{_plain(name)}: unknown")
-    for name, expected in names.items():
-        value, allowed = found[name], kinds[expected]
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            raise ValueError(f"{within}{name}: expected {expected}; got {value!r:.60}")
-
-
-def _plain(name: str) -> str:
-    """A name from elsewhere, on one line and not too long."""
-    return name[:60] if name.isidentifier() else f"{name!r:.60}"
-
-
-def check_finite(value: Any, path: str = "") -> None:
-    """No number, however deep, that is infinite, as 1e999 is, or beyond all reason."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            check_finite(inner, f"{path}.{_plain(name)}".lstrip("."))
-    elif isinstance(value, list):
-        for number, inner in enumerate(value, 1):
-            check_finite(inner, f"{path}[{number}]")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{path}: not finite")
-    elif isinstance(value, int | float) and abs(value) > LARGEST:
-        raise ValueError(f"{path}: too large a number")
 
 
 def require_regular(path: Path) -> None:

@@ -8,8 +8,10 @@ field has in its metadata is for `mssar train`: each is an option there.
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeAlias
+
+from mssar.lab import values
 
 
 def _require(holds: bool, needed: str, got: Any) -> None:
@@ -201,42 +203,19 @@ def varied(recipe: Recipe, **changes: Any) -> Recipe:
     return replace(recipe, **outer)
 
 
-def recipe_from_dict(found: dict[str, Any]) -> Recipe:
+def recipe_from_dict(found: Any) -> Recipe:
     """What :meth:`Recipe.as_dict` wrote."""
     try:
-        rest = dict(found)
-        inner = dict(rest.pop("augmentation"))
-        kind = AUGMENTATIONS[inner.pop("kind")]
-        return Recipe(augmentation=kind(**_fitting(kind, inner)), **_fitting(Recipe, rest))
-    except (KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"this is no recipe: {error}") from error
-
-
-def _fitting(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Values of the types that the fields have: JSON has lists for tuples and 1 for 1.0."""
-    kinds = {f.name: str(f.type) for f in fields(kind)}
-    needed = {f.name for f in fields(kind) if f.default is MISSING}
-    unknown, missing = set(found) - set(kinds), needed - set(found)
-    if unknown or missing - {"augmentation"}:
-        raise TypeError(f"unknown {sorted(unknown)}, missing {sorted(missing)}")
-    return {name: _cast(kinds[name], value) for name, value in found.items()}
-
-
-def _cast(kind: str, value: Any) -> Any:
-    accepted: dict[str, tuple[Any, ...]] = {
-        "str": (str,),
-        "bool": (bool,),
-        "int": (int,),
-        "float": (int, float),
-    }
-    if kind.startswith("tuple"):
-        if not isinstance(value, (list, tuple)):
-            raise TypeError(f"expected a list; got {value!r}")
-        inner = kind.removeprefix("tuple[").split(",")[0]
-        return tuple(_cast(inner, item) for item in value)
-    if not isinstance(value, accepted[kind]) or (kind != "bool" and isinstance(value, bool)):
-        raise TypeError(f"expected {kind}; got {value!r}")
-    return float(value) if kind == "float" else value
+        rest = values.converted(found, dict[str, Any], "")
+        inner = values.converted(rest.get("augmentation"), dict[str, Any], "augmentation")
+        kind = values.converted(inner.pop("kind", None), str, "augmentation.kind")
+        if kind not in AUGMENTATIONS:
+            known = " or ".join(AUGMENTATIONS)
+            raise ValueError(f"augmentation.kind: expected {known}; got {kind!r:.60}")
+        augmentation = values.fitted(AUGMENTATIONS[kind], inner, "augmentation.")
+        return values.fitted(Recipe, rest, augmentation=augmentation)
+    except ValueError as error:
+        raise ValueError(f"this is no recipe: {error}") from None
 
 
 def _lists(value: Any) -> Any:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mssar.lab import lines
+from mssar.lab import lines, values
+from mssar.lab.values import Count, Percent, Seconds
 
 SCHEMA = 1
 
@@ -19,11 +20,11 @@ class Epoch:
     epoch: int  # from 1
     lr: float
     train_loss: float
-    train_error: float
+    train_error: Percent
     test_loss: float
-    test_error: float
-    test_error5: float
-    seconds: float  # training and testing, other runs on the same device included
+    test_error: Percent
+    test_error5: Percent
+    seconds: Seconds  # training and testing, other runs on the same device included
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class Record:
     environment: dict[str, Any]  # hardware and versions
     code: dict[str, Any]  # version, commit
     command: str
-    params: int
-    macs: int
+    params: Count
+    macs: Count
     epochs: tuple[Epoch, ...]
-    error: float
-    error5: float
-    class_errors: tuple[float, ...]
-    seconds: float
+    error: Percent
+    error5: Percent
+    class_errors: tuple[Percent, ...]
+    seconds: Seconds
     started: str  # ISO 8601, UTC
     finished: str
     interruptions: int  # times it was stopped and resumed
@@ -53,74 +54,42 @@ class Record:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
 
 
-_KINDS: lines.Kinds = {
-    **lines.KINDS,
-    "tuple[Epoch, ...]": (list,),
-    "tuple[float, ...]": (list,),
-}
-_RUN = {
-    "network": str,
-    "recalibration": str,
-    "options": dict,
-    "dataset": str,
-    "recipe": dict,
-    "seed": int,
-}
-_INNER: dict[str, dict[str, type]] = {
-    "data": {"checksum": str, "classes": int, "train": int, "test": int},
-    "execution": {"together": int},
+# What else these hold is kept as it is.
+_WITHIN: dict[str, dict[str, Any]] = {
+    "run": {"network": str, "recalibration": str, "options": dict, "dataset": str}
+    | {"recipe": dict, "seed": int},
+    "data": {"checksum": str, "classes": Count, "train": Count, "test": Count},
+    "execution": {"together": Count},
     "environment": {"hardware": str},
 }
 
 
 def parse(line: str) -> Record:
     """A record from its line; a ValueError says what is wrong with it."""
-    found = lines.decode(line, "record", SCHEMA)
-    lines.check_fields(Record, found, _KINDS)
-    lines.check_finite(found)
-    for name, kind in _RUN.items():
-        value = found["run"].get(name)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"run.{name}: expected {kind.__name__}")
-    for within, named in _INNER.items():
-        for name, kind in named.items():
-            value = found[within].get(name)
-            if type(value) is not kind or (isinstance(value, int) and value < 1):
-                raise ValueError(f"{within}.{name}: expected {kind.__name__}; got {value!r:.60}")
-    for number, epoch in enumerate(found["epochs"], 1):
-        if not isinstance(epoch, dict):
-            raise ValueError(f"epochs: number {number} is no object")
-        lines.check_fields(Epoch, epoch, _KINDS, f"epochs[{number}].")
-        if epoch["epoch"] != number:
-            raise ValueError(f"epochs: number {number} says it is {epoch['epoch']}")
-    if not found["epochs"]:
-        raise ValueError("epochs: there is none")
-    planned = found["run"]["recipe"].get("epochs")
-    if len(found["epochs"]) != planned:
-        raise ValueError(f"epochs: {len(found['epochs'])}, and the recipe has {planned!r:.60}")
-    for name in ("params", "macs"):
-        if found[name] < 1:
-            raise ValueError(f"{name}: expected 1 or more; got {found[name]!r:.60}")
-    epochs = tuple(Epoch(**epoch) for epoch in found["epochs"])
-    record = Record(**{**found, "epochs": epochs, "class_errors": tuple(found["class_errors"])})
-    _check_errors(record)
+    found = values.decode(line, "record", SCHEMA)
+    course = values.converted(found.get("epochs", []), list[Any], "epochs")
+    epochs = [values.fitted(Epoch, one, f"epochs[{n}].") for n, one in enumerate(course)]
+    record = values.fitted(Record, found, epochs=tuple(epochs))
+    for within, known in _WITHIN.items():
+        for name, kind in known.items():
+            values.converted(found[within].get(name), kind, f"{within}.{name}")
+    _check(record)
     return record
 
 
-def _check_errors(record: Record) -> None:
-    if not all(type(error) in (int, float) for error in record.class_errors):
-        raise ValueError("class_errors: expected numbers")
-    errors = [record.error, record.error5, *record.class_errors]
-    for epoch in record.epochs:
-        errors += [epoch.train_error, epoch.test_error, epoch.test_error5]
-    for error in errors:
-        if not 0 <= error <= 100:
-            raise ValueError(f"an error is in per cent, 0 to 100; got {error!r:.60}")
-    if record.seconds < 0 or any(epoch.seconds < 0 for epoch in record.epochs):
-        raise ValueError("seconds: below 0")
+def _check(record: Record) -> None:
+    """That its parts belong together."""
+    for number, epoch in enumerate(record.epochs, 1):
+        if epoch.epoch != number:
+            raise ValueError(f"epochs: number {number} says it is {epoch.epoch!r:.60}")
+    if not record.epochs:
+        raise ValueError("epochs: there is none")
+    planned = record.run["recipe"].get("epochs")
+    if len(record.epochs) != planned:
+        raise ValueError(f"epochs: {len(record.epochs)}, and the recipe has {planned!r:.60}")
     if record.error != record.epochs[-1].test_error:
         raise ValueError("error: not that of the last epoch")
-    if len(record.class_errors) != record.data.get("classes"):
+    if len(record.class_errors) != record.data["classes"]:
         raise ValueError("class_errors: not one for each of data.classes")
 
 

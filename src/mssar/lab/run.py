@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mssar.cost import cost
+from mssar.lab import values
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.data.imagefolder import Folder
 from mssar.lab.recipes import (
@@ -26,8 +27,8 @@ from mssar.lab.recipes import (
     ILSVRC2012,
     Photographs,
     Recipe,
+    recipe_from_dict,
 )
-from mssar.lab.recipes import recipe_from_dict as _recipe
 from mssar.networks.recalibration import RECALIBRATIONS
 from mssar.networks.registry import architecture
 from mssar.options import defaults
@@ -194,40 +195,14 @@ class Run:
         return found
 
 
-def run_from_dict(found: Mapping[str, Any]) -> Run:
+def run_from_dict(found: Any) -> Run:
     """What :meth:`Run.as_dict` wrote."""
-    try:
-        options = {k: tuple(v) if isinstance(v, list) else v for k, v in found["options"].items()}
-        return Run(
-            found["network"],
-            found["recalibration"],
-            options,
-            found["dataset"],
-            _recipe(found["recipe"]),
-            found["seed"],
-            _initial(found.get("weights")),
-            _normalisation(found.get("normalisation")),
-        )
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"this describes no run: {error!r}") from error
-
-
-def _initial(found: Mapping[str, Any] | None) -> Initial | None:
-    if found is None:
-        return None
-    for name in ("file", "sha256"):
-        if not isinstance(found[name], str):
-            raise TypeError(f"weights.{name} is no text")
-    return Initial(found["file"], found["sha256"])
-
-
-def _normalisation(found: Mapping[str, Any] | None) -> Normalisation | None:
-    if found is None:
-        return None
-    for name in ("mean", "std"):
-        if len(found[name]) != 3 or not all(isinstance(value, float) for value in found[name]):
-            raise TypeError(f"normalisation.{name} is no three numbers")
-    return Normalisation(tuple(found["mean"]), tuple(found["std"]))
+    given = values.converted(found, dict[str, Any], "a run")
+    made: dict[str, Any] = {"recipe": recipe_from_dict(given.get("recipe"))}
+    for name, kind in (("weights", Initial), ("normalisation", Normalisation)):
+        if given.get(name) is not None:
+            made[name] = values.fitted(kind, given[name], f"{name}.")
+    return values.fitted(Run, given, **made)
 
 
 def _bytes(colours: Colours) -> Colours:

@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
-from types import NoneType
-from typing import Any
+from typing import Annotated, Any
 
-from mssar.lab import lines
+from msgspec import Meta
+
+from mssar.lab import lines, values
+from mssar.lab.values import Count
 
 SCHEMA = 1
 WHAT = ("training", "inference")  # a step, or a pass through the network
@@ -25,18 +27,18 @@ class Timing:
     network: str
     recalibration: str
     options: dict[str, Any]
-    size: tuple[int, int, int]  # of one image: 3, H, W
-    classes: int
+    size: tuple[Annotated[int, Meta(ge=3, le=3)], Count, Count]  # of one image: 3, H, W
+    classes: Count
     what: str  # training or inference
-    batch: int
+    batch: Count
     precision: str
     graph: bool
     compile: bool
     median_ms: float
     p20_ms: float
     p80_ms: float
-    repeats: int
-    peak_bytes: int | None  # most that was held at a time, data set apart; None on a CPU
+    repeats: Count
+    peak_bytes: Count | None  # most that was held at a time, data set apart; None on a CPU
     environment: dict[str, Any]  # hardware and versions
     code: dict[str, Any]  # version, commit
     command: str
@@ -47,11 +49,6 @@ class Timing:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
 
 
-_KINDS: lines.Kinds = {
-    **lines.KINDS,
-    "int | None": (int, NoneType),
-    "tuple[int, int, int]": (list,),
-}
 _CONDITIONS = attrgetter(
     *("made", "command", "environment", "network", "size", "classes"),
     *("what", "batch", "precision", "graph", "compile"),
@@ -60,23 +57,12 @@ _CONDITIONS = attrgetter(
 
 def parse(line: str) -> Timing:
     """A timing from its line; a ValueError says what is wrong with it."""
-    found = lines.decode(line, "timing", SCHEMA)
-    lines.check_fields(Timing, found, _KINDS)
-    lines.check_finite(found)
-    sides = found["size"]
-    if len(sides) != 3 or not all(type(n) is int and n > 0 for n in sides) or sides[0] != 3:
-        raise ValueError(f"size: expected 3, H, W of an image; got {sides!r:.60}")
-    timing = Timing(**{**found, "size": tuple(sides)})
+    timing = values.fitted(Timing, values.decode(line, "timing", SCHEMA))
     if timing.what not in WHAT:
         raise ValueError(f"what: expected {' or '.join(WHAT)}; got {timing.what!r:.60}")
-    for name in ("classes", "batch", "repeats", "peak_bytes"):
-        value = found[name]
-        if value is not None and value < 1:
-            raise ValueError(f"{name}: expected 1 or more; got {value!r:.60}")
     if not 0 < timing.p20_ms <= timing.median_ms <= timing.p80_ms < LONGEST:
         raise ValueError("p20_ms, median_ms, p80_ms: expected milliseconds in ascending order")
-    if not isinstance(hardware := timing.environment.get("hardware"), str):
-        raise ValueError(f"environment.hardware: expected str; got {hardware!r:.60}")
+    values.converted(timing.environment.get("hardware"), str, "environment.hardware")
     _check_time(timing.made)
     return timing
 

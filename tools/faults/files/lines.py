@@ -99,9 +99,13 @@ def _require_one_line_of_a_run(folder: Path, data: bytes) -> None:
 
 
 def _require_same(one: Any, data: str) -> None:
-    """What was believed is what the line says, to its last digit."""
-    said = [json.loads(line, object_pairs_hook=_once) for line in data.split("\n") if line.strip()]
-    if json.loads(json.dumps(asdict(one))) not in said:
+    """What was believed is what the line says, to the last digit that a float has."""
+    said = [
+        json.loads(line, object_pairs_hook=_once, parse_int=float)
+        for line in data.split("\n")
+        if line.strip()
+    ]
+    if json.loads(json.dumps(asdict(one)), parse_int=float) not in said:
         raise WrongError("believed something else than the line says")
 
 

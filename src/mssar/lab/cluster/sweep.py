@@ -20,7 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from mssar.durable import make_folder, write_whole
-from mssar.lab import lines
+from mssar.lab import lines, values
 from mssar.lab.run import Initial, Run, run_from_dict
 
 FOLDER = "sweeps"  # within that of the runs
@@ -117,7 +117,7 @@ class Sweep:
         for task in range(len(self.shares)):
             path = self.folder / f"task-{task}.json"
             if path.exists():
-                found[task] = Note(**json.loads(path.read_text("utf-8")))
+                found[task] = values.fitted(Note, json.loads(path.read_text("utf-8")))
         return found
 
 
@@ -150,12 +150,13 @@ def read(folder: Path) -> Sweep:
     if not path.is_file():
         raise ValueError(f"{folder} is no sweep: it has no {NAME}")
     try:
-        found = lines.decode(lines.text(path), "sweep", SCHEMA)
+        found = values.decode(lines.text(path), "sweep", SCHEMA)
         del found["schema"]
-        weights, shares = found.pop("weights"), found.pop("shares")
+        weights = values.converted(found.pop("weights", None), dict[str, str], "weights")
+        shares = values.converted(found.pop("shares", None), list[list[dict[str, Any]]], "shares")
         runs = tuple(tuple(_run(one, weights) for one in share) for share in shares)
-        return Sweep(folder, Order(**found), runs)
-    except (KeyError, TypeError, ValueError) as error:
+        return Sweep(folder, values.fitted(Order, found), runs)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 

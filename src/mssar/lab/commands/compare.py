@@ -86,7 +86,6 @@ def compare(
     from mssar.lab.engine.world import launched, leads
     from mssar.lab.report import build
     from mssar.lab.report.collect import collect
-    from mssar.lab.report.comparison import comparisons
 
     if submission.told(runs):
         return
@@ -127,13 +126,13 @@ def compare(
         _time(asked[: len(kinds)], how.execution(), seconds, timed_in)
     places = [*sorted(record_in.parent.glob("*.jsonl")), timed_in, runs]
     found = _wanted(collect(p for p in places if p.exists()), asked, checksum, how.precision)
-    made = comparisons(found.records, found.timings, every=True)
-    if made:
+    if found.records:
         page = runs / "report.html"
         runs.mkdir(parents=True, exist_ok=True)  # nothing was trained, if all was recorded
-        maps = build.Maps(data_dir, say)
-        write(build.side_by_side(found, maps), page)
-        print_json(asdict(made[0])) if as_json else _print_table(made[0], record_in, page)
+        made = build.side_by_side(found, build.Maps(data_dir, say))
+        write(made, page)
+        (first, *_) = made.comparisons
+        print_json(asdict(first)) if as_json else _print_table(first, record_in, page)
         if show:
             webbrowser.open(page.resolve().as_uri())
     leave(outcome, "the same command")

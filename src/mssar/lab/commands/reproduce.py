@@ -19,7 +19,8 @@ from mssar.lab.commands.leave import leave
 
 if TYPE_CHECKING:
     from mssar.lab import records as recorded
-    from mssar.lab.experiments.plan import Plan, Row
+    from mssar.lab.experiments.plan import Plan
+    from mssar.lab.report.content import Row
     from mssar.lab.run import Run
 
 RECORDS = Path("records")
@@ -126,9 +127,9 @@ def _files(plan: Plan, folder: Path) -> dict[Run, Path]:
 
 def _show(plan: Plan, where: str, as_json: bool) -> None:
     from mssar.lab.display import duration
-    from mssar.lab.experiments.plan import summary
+    from mssar.lab.report.tables import paper_rows
 
-    rows = summary(plan)
+    rows = paper_rows(plan.cells)
     if as_json:
         left = plan.seconds_left
         said = {"cells": [asdict(row) for row in rows], "seconds_left": left, "hardware": where}

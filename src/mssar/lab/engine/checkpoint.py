@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import safetensors
 import torch
 from filelock import FileLock, Timeout
+from msgspec import Meta
 from torch import Tensor
 
 from mssar.durable import PART, make_folder, write_whole
-from mssar.lab import lines
+from mssar.lab import lines, values
 from mssar.lab.engine.execution import THREADS
 from mssar.lab.records import Epoch
+from mssar.lab.values import Natural
 from mssar.networks import signature, weights
 
 SCHEMA = 1
@@ -37,13 +39,7 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_KINDS: lines.Kinds = {
-    **lines.KINDS,
-    "list[dict[str, Any]]": (list,),
-    "list[dict[str, str]]": (list,),
-    "list[float]": (list,),
-    "list[int]": (list,),
-}
+_Threads = Annotated[int, Meta(ge=0, le=THREADS)]
 _NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{5,}))?\.safetensors")
 
 
@@ -56,14 +52,14 @@ class Progress:
     precision: str
     id: str
     started: str
-    epoch: int = 0
-    step: int = 0
+    epoch: Natural = 0
+    step: Natural = 0
     seconds: float = 0.0  # of the unfinished epoch so far
-    interruptions: int = 0
+    interruptions: Natural = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     class_errors: list[float] = field(default_factory=list)
     makers: list[dict[str, str]] = field(default_factory=list)  # hardware and source, in turn
-    threads: int = 0  # of a CPU, from its beginning to its end; 0: not known
+    threads: _Threads = 0  # of a CPU, from its beginning to its end; 0: not known
     bn_over: list[int] = field(default_factory=list)  # images of a step that BN is over, in turn
     schema: int = SCHEMA
 
@@ -205,18 +201,10 @@ def _progress(file: Any) -> Progress:
     found = json.loads((file.metadata() or {})["mssar"])
     if found["schema"] != SCHEMA:
         raise ValueError(f"its schema is {found['schema']!r:.60}, and {SCHEMA} is read here")
-    lines.check_finite(found)
-    made = Progress(**found)
-    lines.check_fields(Progress, vars(made), _KINDS)
-    for number, epoch in enumerate(made.history, 1):
-        lines.check_fields(Epoch, epoch, lines.KINDS, f"history[{number}].")
-    for name, inner in (("class_errors", (int, float)), ("makers", dict)):
-        if not all(isinstance(one, inner) for one in getattr(made, name)):
-            raise ValueError(f"{name}: one of them is of another kind")
-    if min(made.epoch, made.step, made.interruptions) < 0:
-        raise ValueError("epoch, step or interruptions is below 0")
-    if not 0 <= made.threads <= THREADS:
-        raise ValueError(f"threads is 0 to {THREADS}; got {made.threads!r:.60}")
+    values.check_numbers(found)
+    made = values.fitted(Progress, found)
+    for number, epoch in enumerate(made.history):
+        values.fitted(Epoch, epoch, f"history[{number}].")
     return made
 
 

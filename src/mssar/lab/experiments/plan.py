@@ -56,27 +56,6 @@ class State:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A state in plain values, for a table or JSON. Errors in per cent."""
-
-    experiment: str
-    network: str
-    recalibration: str
-    options: str
-    dataset: str
-    published: float | None
-    published_spread: float | None
-    mean: float | None
-    spread: float | None
-    n: int
-    difference: float | None
-    left: int  # runs
-    seconds_left: float | None
-    additional: bool
-    remark: str
-
-
-@dataclass(frozen=True)
 class Plan:
     """Every cell asked for, and the runs that are missing, each once and in order."""
 
@@ -118,32 +97,6 @@ def plan_for(
         states.append(State(name, cell, done, missing, estimate.total(missing)))
     ordered = _ordered(states)
     return Plan(tuple(states), ordered, estimate.total(ordered))
-
-
-def summary(plan: Plan) -> list[Row]:
-    """The plan's cells as rows. A run in two rows is left in both, and trained once."""
-    return [_row(state) for state in plan.cells]
-
-
-def _row(state: State) -> Row:
-    cell = state.cell
-    return Row(
-        experiment=state.experiment,
-        network=cell.row.network,
-        recalibration=cell.row.recalibration,
-        options=" ".join(cell.particulars),
-        dataset=cell.dataset,
-        published=cell.published,
-        published_spread=cell.spread,
-        mean=state.mean,
-        spread=state.stdev,
-        n=state.n,
-        difference=state.difference,
-        left=len(state.missing),
-        seconds_left=state.seconds_left,
-        additional=cell.additional,
-        remark=cell.remark,
-    )
 
 
 def _chosen(

@@ -55,14 +55,14 @@ class Maps:
 
 def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
     """The paper's tables with ours beside them, and whatever else was run."""
+    groups = grouped(found.records)
     made = tables.paper_tables(found.records)
-    beside = comparisons(found.records, found.timings)
+    beside = comparisons(groups, found.timings)
     shown = [run for table in made for row in table.rows for run in row.runs]
     shown += [run for one in beside for row in one.rows for run in row.runs]
-    others = tables.other_runs(found.records, shown)
+    others = tables.other_runs(groups, shown)
     if others:
         made.append(tables.own_table("others", "Other runs", OTHER_NOTE, others))
-    groups = grouped(found.records)
     return _page(
         found,
         "reproduction",
@@ -92,8 +92,8 @@ def demo(found: Collection, maps: Maps | None = None, *, live: bool = False) -> 
 
 def side_by_side(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
     """Recalibrations of the same network, whatever they are."""
-    beside = comparisons(found.records, found.timings, every=True)
     groups = grouped(found.records)
+    beside = comparisons(groups, found.timings, every=True)
     return _page(
         found,
         "comparison",

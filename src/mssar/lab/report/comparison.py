@@ -6,28 +6,27 @@ import json
 from collections.abc import Iterable, Sequence
 
 from mssar.lab import timings
-from mssar.lab.records import Record
 from mssar.lab.report.content import ORDER, Compared, Comparison
 from mssar.lab.report.figures import how
-from mssar.lab.report.groups import Group, grouped, options_of
+from mssar.lab.report.groups import Group, options_of
 from mssar.lab.timings import Timing
 
 PAPER = ("none", "se", "mssar")  # which the paper's tables have already
 
 
 def comparisons(
-    records: Iterable[Record], measured: Sequence[Timing], *, every: bool = False
+    groups: Iterable[Group], measured: Sequence[Timing], *, every: bool = False
 ) -> list[Comparison]:
     """Of networks that were trained with more than the paper has; with ``every`` of all."""
     alike: dict[str, list[Group]] = {}
-    for group in grouped(records):
+    for group in groups:
         run = {name: group.run.get(name) for name in ("network", "dataset", "recipe", "weights")}
         key = json.dumps([run, group.records[0].data["checksum"]], sort_keys=True)
         alike.setdefault(key, []).append(group)
     return [
-        _comparison(sorted(groups, key=_place), measured)
-        for groups in alike.values()
-        if every or any(group.name.recalibration not in PAPER for group in groups)
+        _comparison(sorted(some, key=_place), measured)
+        for some in alike.values()
+        if every or any(group.name.recalibration not in PAPER for group in some)
     ]
 
 

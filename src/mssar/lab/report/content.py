@@ -28,23 +28,27 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """A cell of an experiment: what the paper has, and what we have."""
+    """What we have of a cell of an experiment and what the paper has; or of other runs."""
 
     network: str
     recalibration: str
     options: str  # as in "scales=1,2"; mostly empty
     dataset: str
-    published: float | None
-    published_spread: float | None
     mean: float | None  # of the last epoch's error over seeds; None: not run yet
     spread: float | None  # standard deviation over seeds; None with fewer than two
     n: int
-    difference: float | None  # ours less the paper's
-    published5: float | None  # top-5, where the paper has it
-    mean5: float | None
-    claim: Claim | None
-    remark: str
     runs: tuple[str, ...]  # ids, keys of Page.provenance, one for each of the n
+    claim: Claim | None  # None also where the other cell is not in the table
+    experiment: str = ""  # of the paper; what follows is empty for other runs
+    published: float | None = None
+    published_spread: float | None = None
+    difference: float | None = None  # ours less the paper's
+    published5: float | None = None  # top-5, where the paper has it
+    mean5: float | None = None
+    additional: bool = False  # another reading of the paper's row
+    remark: str = ""
+    left: int = 0  # runs; one that is missing in two rows is left in both, and trained once
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,11 @@ class Comparison:
     recipe: str  # where it is not the usual one
     measured: str  # on what and how, as in "GPU X1, batch 128, bf16"; empty: not measured
     rows: tuple[Compared, ...]
+
+    @property
+    def base(self) -> Compared | None:
+        """The one without recalibration."""
+        return next((row for row in self.rows if row.recalibration == "none"), None)
 
 
 @dataclass(frozen=True)

@@ -24,24 +24,13 @@ def curves(groups: Iterable[Group], going: Iterable[Progress] = ()) -> list[Curv
         courses = [record.epochs for record in group.records]
         found.append(_curve(group.name, group.name.label, courses, len(courses[0]), going=False))
     for progress in going:
-        name, epochs = on_their_way(progress), _epochs(progress)
+        name, epochs = on_their_way(progress), [Epoch(**entry) for entry in progress.history]
         if name and epochs:
             label = f"{name.label}, seed {progress.run.get('seed')}"
             whole = progress.run["recipe"].get("epochs")
             length = whole if isinstance(whole, int) else len(epochs)
             found.append(_curve(name, label, [epochs], length, going=True))
     return found
-
-
-def _epochs(progress: Progress) -> list[Epoch]:
-    """A history that is none, in a file from elsewhere, is left out."""
-    try:
-        epochs = [Epoch(**entry) for entry in progress.history]
-        for epoch in epochs:
-            float(sum(getattr(epoch, name) for name in QUANTITIES))
-    except (TypeError, OverflowError):
-        return []
-    return epochs
 
 
 def _curve(

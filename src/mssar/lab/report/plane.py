@@ -1,11 +1,13 @@
-"""Points on a plane as SVG: each with its reach both ways, and its name beside it."""
+"""Points on a plane: each with its reach both ways, and its name beside it. Lengths in pixels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
+
+from mssar.lab.report.content import Comparison
+from mssar.lab.report.phrases import spelt
 
 WIDTH, HEIGHT = 680, 380
 LEFT, RIGHT, TOP, BOTTOM = 52, 24, 30, 46
@@ -21,13 +23,15 @@ class Point(NamedTuple):
     y: tuple[float, float, float]
 
 
-class _Box(NamedTuple):
+class Box(NamedTuple):
+    """Or a line, if it has no width or no height."""
+
     left: float
     top: float
     right: float
     bottom: float
 
-    def meets(self, other: _Box) -> bool:
+    def meets(self, other: Box) -> bool:
         apart = self.right < other.left or other.right < self.left
         return not (apart or self.bottom < other.top or other.bottom < self.top)
 
@@ -55,57 +59,79 @@ class _Axis:
         return [(n * step, f"{n * step:.{places}f}") for n in range(first, last + 1)]
 
 
-def svg(points: Sequence[Point], x_name: str, y_name: str, label: str) -> str:
-    """A figure that scales, in the colours of the page."""
+class Text(NamedTuple):
+    """``anchor`` is the part of it that x is the place of."""
+
+    kind: str
+    x: float
+    y: float
+    text: str
+    anchor: str = "middle"
+
+
+class Plane(NamedTuple):
+    """All that ``plane.svg`` draws, in its order."""
+
+    label: str
+    ticks: list[tuple[Box, Text]]
+    axes: tuple[Text, Text]
+    points: list[tuple[Point, float, float, tuple[Box, Box]]]  # each where it is, and its strokes
+    names: list[Text]
+    width: int = WIDTH
+    height: int = HEIGHT
+    radius: float = RADIUS
+
+
+def compared(of: Comparison) -> Plane | None:
+    """Errors over the time of a step, where that was measured."""
+    points = [
+        Point(
+            row.recalibration,
+            spelt(row.recalibration) + (f" {row.options}" if row.options else ""),
+            (row.ms, row.low or row.ms, row.high or row.ms),
+            (row.mean, row.mean - (row.spread or 0), row.mean + (row.spread or 0)),
+        )
+        for row in of.rows
+        if row.ms is not None
+    ]
+    label = f"Error over the time of a step of training, {of.network} on {spelt(of.dataset)}"
+    return plane(points, "ms a step of training", "error, %", label) if points else None
+
+
+def plane(points: Sequence[Point], x_name: str, y_name: str, label: str) -> Plane:
     x = _Axis([v for p in points for v in p.x], LEFT, WIDTH - RIGHT)
     y = _Axis([v for p in points for v in p.y], HEIGHT - BOTTOM, TOP)
-    parts = []
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    ticks = []
     for number, text in x.ticks():
         at = x.at(number)
-        parts.append(f'<line class="rule" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        parts.append(_text(at, HEIGHT - BOTTOM + 18, text, "number", "middle"))
+        ticks.append((Box(at, TOP, at, bottom), Text("number", at, bottom + 18, text)))
     for number, text in y.ticks():
         at = y.at(number)
-        parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(_text(LEFT - 8, at + 4, text, "number", "end"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_name, "axis", "middle"))
-    parts.append(_text(8, TOP - 12, y_name, "axis", "start"))
-    parts += [_point(p, x, y) for p in points]
-    parts += _names(points, x, y)
-    said = f'role="img" aria-label="{escape(label)}"'
-    return f'<svg class="plane" viewBox="0 0 {WIDTH} {HEIGHT}" {said}>{"".join(parts)}</svg>'
-
-
-def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
-    return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _point(p: Point, x: _Axis, y: _Axis) -> str:
-    (cx, left, right), (cy, low, high) = map(x.at, p.x), map(y.at, p.y)
-    return (
-        f'<g class="point" data-recalibration="{escape(p.kind)}">'
-        f'<line x1="{cx}" x2="{cx}" y1="{low}" y2="{high}" stroke-width="1.5"/>'
-        f'<line x1="{left}" x2="{right}" y1="{cy}" y2="{cy}" stroke-width="1.5"/>'
-        f'<circle cx="{cx}" cy="{cy}" r="{RADIUS}"/></g>'
+        ticks.append((Box(LEFT, at, right, at), Text("number", LEFT - 8, at + 4, text, "end")))
+    axes = (
+        Text("axis", (LEFT + right) / 2, HEIGHT - 8, x_name),
+        Text("axis", 8, TOP - 12, y_name, "start"),
     )
+    placed = []
+    for p in points:
+        (cx, begin, end), (cy, low, high) = map(x.at, p.x), map(y.at, p.y)
+        placed.append((p, cx, cy, (Box(cx, high, cx, low), Box(begin, cy, end, cy))))
+    return Plane(label, ticks, axes, placed, _names(placed))
 
 
-def _names(points: Sequence[Point], x: _Axis, y: _Axis) -> list[str]:
+def _names(placed: Sequence[tuple[Point, float, float, tuple[Box, Box]]]) -> list[Text]:
     """Each where nothing else is, if there is such a place near it; on strokes if it must."""
-    taken = []
-    for p in points:
-        cx, cy = x.at(p.x[0]), y.at(p.y[0])
-        taken.append(_Box(cx - RADIUS, cy - RADIUS, cx + RADIUS, cy + RADIUS))
-    strokes = [_Box(x.at(p.x[0]), y.at(p.y[2]), x.at(p.x[0]), y.at(p.y[1])) for p in points]
-    strokes += [_Box(x.at(p.x[1]), y.at(p.y[0]), x.at(p.x[2]), y.at(p.y[0])) for p in points]
+    taken = [Box(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for _, x, y, _ in placed]
+    strokes = [stroke for *_, both in placed for stroke in both]
     made = []
-    for p in points:
-        cx, cy, wide = x.at(p.x[0]), y.at(p.y[0]), LETTER * len(p.name)
+    for p, cx, cy, _ in placed:
+        wide = LETTER * len(p.name)
         rows = [0.0, *(s * LINE * n for n in (1, 2, 3) for s in (-1, 1))]
         places = [
             (left, cy + row) for row in rows for left in (cx + RADIUS + 5, cx - RADIUS - 5 - wide)
         ]
-        boxes = [_Box(a, b - LINE / 2, a + wide, b + LINE / 2) for a, b in places]
+        boxes = [Box(a, b - LINE / 2, a + wide, b + LINE / 2) for a, b in places]
         free = [
             box
             for box in boxes
@@ -118,5 +144,6 @@ def _names(points: Sequence[Point], x: _Axis, y: _Axis) -> list[str]:
         clear = [box for box in free if not any(box.meets(stroke) for stroke in strokes)]
         box = (clear or free or boxes)[0]
         taken.append(box)
-        made.append(_text(round(box.left, 1), round(box.bottom - 3, 1), p.name, "name", "start"))
+        at = round(box.left, 1), round(box.bottom - 3, 1)
+        made.append(Text("name", *at, p.name, "start"))
     return made

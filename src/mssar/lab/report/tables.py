@@ -10,7 +10,7 @@ from mssar.lab.experiments.paper import STRATEGY_GAIN
 from mssar.lab.experiments.plan import State, plan_for
 from mssar.lab.records import Record
 from mssar.lab.report.content import Claim, Row, Table
-from mssar.lab.report.groups import Group, claim, grouped
+from mssar.lab.report.groups import Group, claim
 
 NOTES = {
     "table3": (
@@ -82,22 +82,28 @@ AGAINST: dict[str, Pick] = {
 
 def paper_tables(records: Iterable[Record]) -> list[Table]:
     """Every table of the paper, with what is recorded of it."""
-    found = list(records)
+    plan = plan_for(EXPERIMENTS, records, hardware="")
     tables = []
     for name, experiment in EXPERIMENTS.items():
-        plan = plan_for([name], found, hardware="")
-        rows = tuple(_row(state, plan.cells, AGAINST[name]) for state in plan.cells)
+        states = [state for state in plan.cells if state.experiment == name]
+        left = {run.name for state in states for run in state.missing}
         title = experiment.title[0].upper() + experiment.title[1:]
-        tables.append(Table(name, title, NOTES[name], rows, len(plan.missing)))
+        tables.append(Table(name, title, NOTES[name], tuple(paper_rows(states)), len(left)))
     return tables
 
 
-def _row(state: State, states: Sequence[State], pick: Pick) -> Row:
+def paper_rows(states: Sequence[State]) -> list[Row]:
+    """Cells of a plan, each held against the one that it is claimed to be better than."""
+    return [_row(state, states) for state in states]
+
+
+def _row(state: State, states: Sequence[State]) -> Row:
     cell = state.cell
-    other = pick(cell, [one.cell for one in states])
+    beside = [one for one in states if one.experiment == state.experiment]
+    other = AGAINST[state.experiment](cell, [one.cell for one in beside])
     made: Claim | None = None
     if other is not None:
-        theirs = next(one for one in states if one.cell is other)
+        theirs = next(one for one in beside if one.cell is other)
         published = _gain(cell, other)
         said = " ".join((other.row.recalibration, *other.particulars))
         made = claim(said, state.records, theirs.records, published)
@@ -106,17 +112,21 @@ def _row(state: State, states: Sequence[State], pick: Pick) -> Row:
         recalibration=cell.row.recalibration,
         options=" ".join(cell.particulars),
         dataset=cell.dataset,
-        published=cell.published,
-        published_spread=cell.spread,
         mean=state.mean,
         spread=state.stdev,
         n=state.n,
+        runs=tuple(record.id for record in state.records),
+        claim=made,
+        experiment=state.experiment,
+        published=cell.published,
+        published_spread=cell.spread,
         difference=state.difference,
         published5=cell.published5,
         mean5=state.mean5 if cell.published5 is not None else None,
-        claim=made,
+        additional=cell.additional,
         remark=cell.remark,
-        runs=tuple(record.id for record in state.records),
+        left=len(state.missing),
+        seconds_left=state.seconds_left,
     )
 
 
@@ -126,10 +136,10 @@ def _gain(cell: Cell, other: Cell) -> float | None:
     return STRATEGY_GAIN if cell.options.get("strategy") == "regional" else None
 
 
-def other_runs(records: Iterable[Record], shown: Iterable[str] = ()) -> list[Group]:
-    """Groups of records that are in no table of the paper."""
+def other_runs(groups: Iterable[Group], shown: Iterable[str]) -> list[Group]:
+    """Those whose records are in no table of the paper."""
     known = set(shown)
-    return [g for g in grouped(records) if not known.intersection(r.id for r in g.records)]
+    return [g for g in groups if not known.intersection(r.id for r in g.records)]
 
 
 def own_table(name: str, title: str, note: str, groups: Sequence[Group]) -> Table:
@@ -144,17 +154,11 @@ def own_table(name: str, title: str, note: str, groups: Sequence[Group]) -> Tabl
                 recalibration=group.name.recalibration,
                 options=group.name.particulars,
                 dataset=group.name.dataset,
-                published=None,
-                published_spread=None,
                 mean=group.mean,
                 spread=group.spread,
                 n=group.n,
-                difference=None,
-                published5=None,
-                mean5=None,
-                claim=made,
-                remark="",
                 runs=tuple(record.id for record in group.records),
+                claim=made,
             )
         )
     return Table(name, title, note, tuple(rows), 0)
