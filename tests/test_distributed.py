@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from mssar.lab.engine import checkpoint, fleet
 from mssar.lab.engine import feed as feeds
+from mssar.lab.engine.examine import Examiner
 from mssar.lab.engine.result import NAME as RECORD
 from mssar.lab.engine.result import finished
-from mssar.lab.engine.step import Examiner, Learner
+from mssar.lab.engine.step import Learner
 from mssar.lab.engine.training import Training
 from mssar.lab.engine.world import SynchronisedBatchNorm2d, World, joined, launched
 from mssar.lab.engine.world import synchronise_norms as synchronise

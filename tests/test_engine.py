@@ -12,8 +12,9 @@ from lab import CPU, Log, arrays, feed, learnt, opened, poison, program, tiny, t
 import mssar
 from mssar.lab.engine import feed as feeds
 from mssar.lab.engine import training as engine
+from mssar.lab.engine.examine import Examiner, tally
 from mssar.lab.engine.execution import Execution, choose_device, keep_compiled, settings
-from mssar.lab.engine.step import Examiner, Learner, tally
+from mssar.lab.engine.step import Learner
 from mssar.lab.engine.training import DivergedError
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import ILSVRC2012

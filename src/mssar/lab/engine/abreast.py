@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.engine.clock import Typical
+from mssar.lab.engine.examine import Examiner, Score, scored, tally
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import ArraysFeed
 from mssar.lab.engine.pace import Company
 from mssar.lab.engine.stack import Stack
-from mssar.lab.engine.step import Examiner, Learner, Score, scored, tally
+from mssar.lab.engine.step import Learner
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import Recipe
 

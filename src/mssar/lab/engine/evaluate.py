@@ -15,10 +15,10 @@ from torch import nn
 from mssar.lab.data import Data
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine.checkpoint import Progress, load, newest
+from mssar.lab.engine.examine import Examiner, Score
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import ArraysFeed, Feed, FolderFeed, Resident
 from mssar.lab.engine.pace import own_lane
-from mssar.lab.engine.step import Examiner, Score
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run, run_from_dict
 from mssar.networks import weights

@@ -1,11 +1,9 @@
-"""One step of gradient descent, and one test: on a GPU each a CUDA graph.  n batch, D classes."""
+"""One step of gradient descent: on a GPU a CUDA graph.  n batch, D classes."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mssar.lab.engine.average import Average
 from mssar.lab.engine.blocks import Compiled, repeated
+from mssar.lab.engine.capture import captured
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import Feed, generator
 from mssar.lab.engine.world import World, synchronise_norms
@@ -233,114 +232,6 @@ class Learner:
     def buffers(self) -> list[Tensor]:
         averaged = self.average.model.buffers() if self.average else ()
         return [*self.model.buffers(), *averaged]
-
-
-@dataclass(frozen=True)
-class Score:
-    """A test's outcome; errors in per cent."""
-
-    loss: float
-    error: float
-    error5: float
-    class_errors: tuple[float, ...]
-
-
-class Examiner:
-    """The test of a network on all test images, over all processes."""
-
-    def __init__(
-        self, model: nn.Module, feed: Feed, classes: int, execution: Execution, world: World
-    ) -> None:
-        self.model, self.feed = model, feed
-        self.execution, self.world = execution, world
-        # for every class: images, wrong at first, not among five, sum of losses
-        self.sums = torch.zeros(4, classes, dtype=torch.float64, device=execution.device)
-        self.numbers = torch.arange(classes, device=execution.device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def run(self) -> Iterator[None]:
-        """Test, with a pause after every batch; where data live on the device, in one go."""
-        was = self.model.training
-        self.model.eval()
-        try:
-            if self.execution.graphed and self.world.size == 1 and not self.feed.loads:
-                if self._graph is None:
-                    self._graph = self._capture()
-                self._graph.replay()
-                return
-            self.sums.zero_()
-            self.feed.begin_test()
-            for step in range(len(self.feed.tests)):
-                self.feed.load_test(step)
-                if self.feed.tests[step]:
-                    self._body(step)
-                yield
-        finally:
-            self.model.train(was)
-
-    def score(self) -> Score:
-        """The outcome; waits for the device."""
-        return scored(self.world.sum(self.sums.clone()).cpu())
-
-    @torch.no_grad()
-    def _body(self, step: int) -> None:
-        x, y = self.feed.take_test(step)
-        with self.execution.autocast():
-            logits = self.model(x)
-        self.sums += tally(logits.float(), y, self.numbers)
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        for step in {size: step for step, size in enumerate(self.feed.tests)}.values():
-            self._body(step)
-        with captured(graph):
-            self.sums.zero_()
-            for step in range(len(self.feed.tests)):
-                self._body(step)
-        return graph
-
-
-@contextmanager
-def captured(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """On the run's own stream. Other threads may go on meanwhile, such as one that pins batches;
-    but no garbage is collected: an old graph among it would break this one."""
-    stream = torch.cuda.current_stream()
-    gc.collect()
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-            yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def tally(
-    logits: Float[Tensor, "n D"], y: Int64[Tensor, " n"], classes: Int64[Tensor, " D"]
-) -> Float[Tensor, "4 D"]:
-    """Images of each class, those wrong at first, those not among five, sums of their losses."""
-    losses = F.cross_entropy(logits, y, reduction="none")
-    guesses = logits.topk(min(5, logits.shape[1]), 1).indices
-    right = guesses == y[:, None]
-    rows = torch.stack(
-        [torch.ones_like(losses), 1.0 - right[:, 0].float(), 1.0 - right.any(1).float(), losses]
-    )
-    return rows.double() @ (y[:, None] == classes).double()
-
-
-def scored(sums: Float[Tensor, "4 D"]) -> Score:
-    """A test's outcome from what ``tally`` added up."""
-    count, wrong, wrong5, loss = sums
-    if not count.sum():
-        raise ValueError("no test image could be read")
-    by_class = 100 * wrong / count.clamp(min=1)
-    return Score(
-        float(loss.sum() / count.sum()),
-        float(100 * wrong.sum() / count.sum()),
-        float(100 * wrong5.sum() / count.sum()),
-        tuple(by_class.tolist()),
-    )
 
 
 def drops(model: nn.Module) -> bool:

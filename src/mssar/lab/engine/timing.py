@@ -18,11 +18,12 @@ import torch
 
 from mssar.lab.data.dataset import Arrays, Split
 from mssar.lab.engine import provenance
+from mssar.lab.engine.capture import captured
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import ArraysFeed, Feed, Resident, generator
 from mssar.lab.engine.pace import own_lane
 from mssar.lab.engine.result import now
-from mssar.lab.engine.step import Learner, captured
+from mssar.lab.engine.step import Learner
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import Crops, varied
 from mssar.lab.run import Run

@@ -20,12 +20,13 @@ from mssar.lab.data.imagefolder import Folder
 from mssar.lab.engine import checkpoint, failure, provenance, result, threads
 from mssar.lab.engine.abreast import Berth
 from mssar.lab.engine.clock import Tempo, Typical
+from mssar.lab.engine.examine import Examiner, Score
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.failure import DivergedError
 from mssar.lab.engine.feed import Feed, FolderFeed, Resident, arrays_feed
 from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.engine.pace import Company, Pace, mark, own_lane
-from mssar.lab.engine.step import Examiner, Learner, Score
+from mssar.lab.engine.step import Learner
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import Photographs
 from mssar.lab.records import Epoch, Record

@@ -12,9 +12,9 @@ from torch import Tensor
 from mssar.lab.data import Data
 from mssar.lab.engine.checkpoint import Brought
 from mssar.lab.engine.evaluate import Trained, evaluate, trained
+from mssar.lab.engine.examine import Score
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.result import finished, image_shape
-from mssar.lab.engine.step import Score
 from mssar.lab.records import Record
 from mssar.networks.weights import NOTE
 
