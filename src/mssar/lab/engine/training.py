@@ -17,7 +17,7 @@ from torch import Tensor
 from mssar.durable import write_whole
 from mssar.lab.data import Data
 from mssar.lab.data.imagefolder import Folder
-from mssar.lab.engine import checkpoint, failure, provenance, result, threads
+from mssar.lab.engine import checkpoint, failure, provenance, result, resumption, threads
 from mssar.lab.engine.abreast import Berth
 from mssar.lab.engine.clock import Tempo, Typical
 from mssar.lab.engine.examine import Examiner, Score
@@ -98,7 +98,7 @@ class Training:
             self._prepare_alone()
         if self.anew and self.world.leads:
             checkpoint.discard(self.directory, result.NAME, failure.NAME, "events.out.tfevents.*")
-        self.progress = self._resumed() or checkpoint.Progress(
+        self.progress = resumption.progress(self) or checkpoint.Progress(
             self.run.as_dict(),
             self.data.checksum,
             self.execution.precision,
@@ -108,25 +108,12 @@ class Training:
         maker = provenance.maker(self.execution.device)
         if maker not in self.progress.makers:
             self.progress.makers.append(maker)
-        self._note_norms()
+        resumption.note_norms(self)
         if self.execution.device.type == "cuda":
             torch.cuda.synchronize()  # what was made here may be used on another stream
         elif self.world.size == 1:
             self.progress.threads = self.progress.threads or self._threads()
         self._tempo = Tempo(len(self.feed.sizes))
-
-    def _note_norms(self) -> None:
-        """How many images BN is over, and that it changes: the run becomes another one."""
-        shared = 1 if self.execution.sync_bn else self.world.size
-        now, before = self.run.recipe.batch // shared, self.progress.bn_over
-        if before[-1:] == [now]:
-            return
-        if before and self.world.leads:
-            self.observer.said(
-                f"{self.directory}: BN was over {before[-1]} images of a step so far, and is over "
-                f"{now} from here (--sync-bn, --local-bn, processes); its record will say so"
-            )
-        before.append(now)
 
     def _threads(self) -> int:
         """How many a run that begins is to have."""
@@ -181,48 +168,7 @@ class Training:
         """Within it, what is done on a GPU is done on the run's own stream, beside others."""
         return torch.cuda.stream(self.lane) if self.lane else nullcontext()
 
-    # --- going on ---
-
-    def _resumed(self) -> checkpoint.Progress | None:
-        """Where the folder's last checkpoint is; the leader reads, the others are told."""
-        state = self.learner.state()
-        # Of the unfinished epoch the leader has everybody's losses, so that their sum is right.
-        sums = {"losses": self.learner.losses, "wrong": self.learner.wrong}
-        found = None
-        if self.world.leads:
-            found = checkpoint.newest(self.directory, self.observer.said)
-            if found:
-                progress, tensors = found
-                checkpoint.require_same(progress.run, self.run.as_dict(), self.directory)
-                if progress.data != self.data.checksum:
-                    raise ValueError(
-                        f"{self.directory} was trained on other data called {self.run.dataset}; "
-                        "bring those back, or begin anew with --restart"
-                    )
-                if progress.precision != self.execution.precision:
-                    raise ValueError(
-                        f"{self.directory} is trained in {progress.precision}, not in "
-                        f"{self.execution.precision}: --precision {progress.precision} goes on"
-                    )
-                if progress.threads and self.execution.threads not in (0, progress.threads):
-                    raise ValueError(
-                        f"{self.directory} is trained with --threads {progress.threads}, "
-                        f"not {self.execution.threads}: that changes what sums are rounded to"
-                    )
-                checkpoint.put(tensors, state | sums, self.directory)
-        if self.world.size == 1:
-            return found[0] if found else None
-        at = [found[0].epoch, found[0].step, found[0].interruptions] if found else [-1, 0, 0]
-        told = torch.tensor(at, device=self.execution.device)
-        self.world.share([told, *state.values()])
-        epoch, step, interruptions = told.tolist()
-        if epoch < 0:
-            return None
-        if found:
-            return found[0]
-        return checkpoint.Progress(
-            self.run.as_dict(), "", "", "", "", epoch, step, interruptions=interruptions
-        )
+    # --- saving ---
 
     def save(self) -> None:
         """Keep everything, to go on from here. Every process must call it; the leader writes."""
