@@ -129,6 +129,8 @@ def summary(found: Measured) -> str:
         f"An epoch is {TRAIN:,} training and {TEST:,} test photographs, and the recipe has "
         f"{RECIPE.epochs} epochs in batches of {RECIPE.batch:,}. A training photograph has "
         f"{BYTES / TRAIN / 1000:.0f} kB on average ({BYTES >> 30} GiB in all).",
+        f"One core of a server CPU decodes and crops at least {found.core:,.0f} photographs per "
+        "second.",
         f"A GPU with {CORES} cores beside it gets {found.workers:,.0f} photographs per second, "
         f"{found.workers / fastest:.0%} of what ResNet-18 can take and "
         f"{found.workers / found.rate('resnext50', 'none'):.0%} of what ResNeXt-50 can.",
