@@ -7,6 +7,8 @@ writes: torchvision's ImageFolder, the same augmentation in its plainest form, a
 Without a tree, photographs of 500 × 375 are made up in a temporary folder. The clock starts after
 half of the batches, so that neither starting workers nor what they read ahead is counted. Files
 come from the disk in a first run and mostly from memory in a second: compare second runs.
+
+The last row is what one core decodes and cuts, by its own clock: neighbours hardly change it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from torch.utils.data import DataLoader, Subset
 
 from mssar.lab.data import photographs, pictures
 from mssar.lab.data.imagefolder import Folder, Tally, open_folder
+from mssar.lab.data.transforms import Transform
 from mssar.lab.recipes import Photographs
 
 CHOSEN = Photographs()
@@ -34,13 +37,13 @@ CHOSEN = Photographs()
 def made_up(root: Path, count: int) -> None:
     """Photographs of a sort: soft shapes and some grain, which compress as real ones do."""
     random = np.random.default_rng(0)
-    for split, number in (("train", count), ("val", 1)):
+    for split, number in (("train", count), ("val", 2)):
         for index in range(number):
             rough = random.integers(0, 256, (16, 21, 3), dtype=np.uint8)
             soft = Image.fromarray(rough).resize((500, 375), Image.Resampling.BICUBIC)
             grain = random.normal(0, 12, (375, 500, 1))
             grained = np.clip(np.asarray(soft) + grain, 0, 255).astype(np.uint8)
-            folder = root / split / "photographs"
+            folder = root / split / ("even", "odd")[index % 2]  # a data set has two classes
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(grained).save(folder / f"{index:05}.jpg", quality=90)
 
@@ -87,6 +90,21 @@ def ours(
     )
 
 
+def core(folder: Folder, order: Tensor, rounds: int = 5) -> float:
+    """Images that one core reads, decodes and cuts in a second of its time; the best of rounds."""
+    transform, fastest = Transform(CHOSEN, True, 0, 0), 0.0
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _ in range(rounds):
+        begun = time.process_time()
+        for index in order.tolist():
+            image = pictures.decode(pictures.contents(folder.root / folder.train.paths[index]))
+            transform.cut(image, transform.draw(image, index))
+        fastest = max(fastest, len(order) / (time.process_time() - begun))
+    torch.set_num_threads(threads)
+    return fastest
+
+
 def rate(batches: Iterable[tuple[Tensor, Tensor]], skip: int, device: torch.device) -> float:
     """Images a second, after the first few batches."""
     seen, begun = 0, 0.0
@@ -121,6 +139,7 @@ def compare(folder: Folder, wanted: argparse.Namespace, device: torch.device) ->
             continue
         found = rate(ours(folder, orders, device, wanted.workers, name), skip, device)
         print(f"{name:10}{found:10.0f}{found / base:10.2f}")
+    print(f"{'one core':10}{core(folder, order[:500]):10.0f}")
 
 
 def main() -> None:

@@ -393,3 +393,17 @@ def test_what_is_timed_is_the_demos_training(load):
     assert threads == 1
     with pytest.raises(SystemExit):
         load("busy").main(["--images", "10"])
+
+
+# --- photographs ---
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_photographs_that_are_made_up_are_a_data_set_a_core_can_decode(load, tmp_path):
+    decode = load("decode")
+    decode.made_up(tmp_path, 4)
+    folder = decode.open_folder(tmp_path)
+    assert (len(folder.train), len(folder.test), len(folder.classes)) == (4, 2, 2)
+    threads = torch.get_num_threads()
+    assert decode.core(folder, torch.arange(4), rounds=1) > 0
+    assert torch.get_num_threads() == threads
