@@ -38,6 +38,51 @@ def test_a_forward_pass_of_ones_own_is_there_again():
     assert "forward" not in vars(other)
 
 
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+
+def test_a_network_that_is_mostly_something_else_is_compiled_whole():
+    """Two small parts that repeat would leave the rest as it is."""
+    parts = [Part() for _ in range(8)]
+    assert repeated(nn.Sequential(*parts, nn.Linear(2, 2))) == parts
+    assert repeated(nn.Sequential(*parts, *[nn.Linear(2, 2) for _ in range(3)])) == []
+
+
+STEPS = """
+from dataclasses import replace
+from lab import *
+from mssar.lab.engine.blocks import Compiled, repeated
+torch.set_num_threads(1)
+data, run, calls = arrays(), replace(tiny(0), network="resnet20"), []
+def step(compiled):
+    learner = Learner(run.build(4), feed(data, run), run.recipe, CPU, World())
+    if compiled:
+        def backend(graph, _):
+            def called(*inputs):
+                calls.append(len(inputs[0]) if inputs[0].ndim == 4 else 0)
+                return graph.forward(*inputs)
+            return called
+        learner.blocks = Compiled(repeated(learner.model), backend=backend, dynamic=False)
+    learner.begin(0, 0, 0.1)
+    for number in (0, 2):
+        learner.step(number)
+    return learner.state()
+plain, compiled = step(False), step(True)
+for name, tensor in plain.items():
+    torch.testing.assert_close(compiled[name], tensor, msg=name)
+print(len(calls), feed(data, run).sizes)
+"""
+
+
+def test_whole_batches_are_compiled_and_the_last_is_not():
+    with program(STEPS) as process:
+        said, _ = process.communicate(timeout=240)
+    assert said.strip() == "9 [16, 16, 5]"  # nine blocks of the first step
+
+
 COMPILING = """
 import copy, sys
 import torch

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -247,7 +248,8 @@ def test_the_loss_is_told_while_an_epoch_goes_on(tmp_path, monkeypatch):
 
 
 def test_compiled_networks_train_from_the_command_line(tmp_path):
-    words = ("resnet8", "--recalibration", "mssar", "--compile", "--epochs", "2", "--fleet", "1")
+    """ResNet-20's blocks one by one, in the graph of a step."""
+    words = ("resnet20", "--recalibration", "mssar", "--compile", "--epochs", "2", "--fleet", "1")
     done = subprocess.run(
         [sys.executable, "-m", "mssar", "train", *words, "--runs", str(tmp_path)],
         capture_output=True,
@@ -268,6 +270,15 @@ def test_compiled_networks_train_from_the_command_line(tmp_path):
     )
     assert tested.returncode == 0, tested.stderr
     assert abs(json.loads(tested.stdout)["error"] - record.error) < 1  # not compiled, bf16
+
+
+@pytest.mark.parametrize("network", ["resnet8", "resnet20"])
+def test_graphs_of_deep_networks_are_compiled_block_by_block(network):
+    run, how = replace(tiny(), network=network), cuda(compile=True, deterministic=False)
+    data = arrays(64, 40)
+    batches = ArraysFeed(data, Resident(data, 0, how.device), run.recipe, 0, how.device, World())
+    learner = Learner(run.build(4), batches, run.recipe, how, World())
+    assert (learner.blocks is None) == (network == "resnet8")
 
 
 def test_the_current_stream_is_left_as_it_was(tmp_path):

@@ -302,6 +302,8 @@ def test_weights_and_colours_are_part_of_a_run_where_there_are_any():
 
 def test_a_network_brings_its_own_colours_if_they_are_unusual():
     assert usual_normalisation("timm:resnet50", "imagefolder") is None
+    keras = usual_normalisation("torchvision:resnet50_keras", "imagefolder")
+    assert keras == Normalisation((123.68 / 255, 116.779 / 255, 103.939 / 255), (1.0,) * 3)
     half = Normalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     assert usual_normalisation("timm:test_resnet", "imagefolder") == half
     assert usual_normalisation("timm:test_resnet", "cifar10") is None
@@ -405,3 +407,21 @@ def test_a_torchvision_network_that_drops_is_trained_alike_in_parts():
                         training.save()
                         break
     assert_same(learnt(Path("parts")), learnt(Path("whole")))
+
+
+@pytest.mark.parametrize("recalibration", ["none", "mssar"])
+def test_resnet50_as_keras_has_it(recalibration):
+    """Strides before the 3×3 convolutions, and BN's eps; the names and shapes are torchvision's."""
+    made = foreign.build("torchvision:resnet50_keras", recalibration, 3)
+    usual = foreign.build("torchvision:resnet50", recalibration, 3)
+    assert made.layer3[0].conv1.stride == usual.layer3[0].conv2.stride == (2, 2)
+    assert made.layer3[0].conv2.stride == usual.layer3[0].conv1.stride == (1, 1)
+    assert made.layer1[0].bn3.eps == 1e-3 != usual.layer1[0].bn3.eps
+    shapes, expected = ({n: t.shape for n, t in m.state_dict().items()} for m in (made, usual))
+    assert shapes == expected
+    x = torch.randn(1, 3, 64, 64)
+    made.load_state_dict(usual.state_dict())
+    with torch.no_grad():
+        assert not torch.equal(made.eval()(x), usual.eval()(x))
+    with pytest.raises(ValueError, match="torchvision cannot bring weights of resnet50_keras"):
+        foreign.pretrained("torchvision:resnet50_keras")

@@ -86,7 +86,13 @@ def test_what_is_written_is_read(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{}", "schema None"), ('{"schema": 2}', "weights"), ("[", "not JSON"), (None, "no sweep")],
+    [
+        ("{}", "schema None"),
+        ('{"schema": 1}', "written by an older mssar"),
+        ('{"schema": 2}', "weights"),
+        ("[", "not JSON"),
+        (None, "no sweep"),
+    ],
 )
 def test_what_is_no_sweep_is_named(tmp_path: Path, content: str | None, said: str):
     if content is not None:
@@ -94,6 +100,38 @@ def test_what_is_no_sweep_is_named(tmp_path: Path, content: str | None, said: st
     with pytest.raises(ValueError, match=said) as error:
         sweep.read(tmp_path)
     assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"record_in": {}}, "record_in: there is no file for "), ({"how": {"x": 1}}, "how.'x': unkn")],
+)
+def test_what_no_task_could_carry_out_is_no_sweep(tmp_path: Path, changes: dict, said: str):
+    path = begun(tmp_path, runs(2)).folder / "sweep.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=said):
+        sweep.read(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"failures": 3}', "failures: expected array; got 3"),
+        ("[1]", "expected object"),
+        ("{", "Expecting"),
+    ],
+)
+def test_a_note_and_a_job_that_cannot_be_read_are_named(tmp_path: Path, content: str, said: str):
+    made = begun(tmp_path, runs(2))
+    for name in ("task-0.json", "job.json"):
+        (made.folder / name).write_text(content)
+    with pytest.raises(ValueError, match=said) as error:
+        made.notes()
+    assert str(error.value).count("task-0.json") == 1
+    if content != '{"failures": 3}':
+        with pytest.raises(ValueError, match=said) as error:
+            _ = made.job
+        assert "job.json" in str(error.value)
 
 
 def test_collecting_again_adds_nothing(tmp_path: Path, record: Record):

@@ -198,7 +198,10 @@ class Run:
 def run_from_dict(found: Any) -> Run:
     """What :meth:`Run.as_dict` wrote."""
     given = values.converted(found, dict[str, Any], "a run")
-    made: dict[str, Any] = {"recipe": recipe_from_dict(given.get("recipe"))}
+    for name in ("network", "recalibration", "options", "dataset", "recipe", "seed"):
+        if name not in given:  # nothing is filled in: the file is not what was written
+            raise ValueError(f"{name}: missing")
+    made: dict[str, Any] = {"recipe": recipe_from_dict(given["recipe"])}
     for name, kind in (("weights", Initial), ("normalisation", Normalisation)):
         if given.get(name) is not None:
             made[name] = values.fitted(kind, given[name], f"{name}.")

@@ -37,8 +37,11 @@ def decode(line: str, noun: str, schema: int) -> dict[str, Any]:
         raise ValueError(f"nested deeper than any {noun} is") from None
     theirs = found.get("schema")
     if theirs != schema:
-        newer = isinstance(theirs, int) and theirs > schema
-        advice = "written by a newer mssar; update this one" if newer else f"not a {noun} of mssar"
+        advice = f"not a {noun} of mssar"
+        if isinstance(theirs, int) and theirs > schema:
+            advice = "written by a newer mssar; update this one"
+        elif isinstance(theirs, int) and theirs > 0:
+            advice = "written by an older mssar; finish it with that, or remove it"
         raise ValueError(f"schema {theirs!r:.60}, and {schema} is read here: {advice}")
     return found
 
@@ -104,6 +107,8 @@ def converted(value: Any, kind: type[T], name: str) -> T:
     """A value as a type has it: a tuple from a list, 1.0 from 1."""
     try:
         return msgspec.convert(value, kind)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: half a character; got {value!a:.60}".lstrip(": ")) from None
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
         for key, place in re.findall(r"\.(\w+)|\[(\d+)\]", path):

@@ -30,6 +30,7 @@ def recalibrator(recalibration: Recalibration, channels: int, **context: int) ->
     return made
 
 
+# What each can be told: mssar/options.py.
 RECALIBRATIONS: dict[str, Recalibration] = {
     "none": nothing,
     "se": partial(MSSAR, scales=(1,)),

@@ -30,6 +30,8 @@ LIBRARIES = {"timm": "timm", "torchvision": "images"}  # and the extras that bri
 RECALIBRATIONS = ("none", "se", "mssar")
 SEVERAL = ("googlenet", "inception_v3")
 DEFAULTS: dict[str, Any] = {"reduction": "auto"}
+# torchvision's ResNet-50 as Keras has it, for weights from there: pixels less their mean alone.
+KERAS, MEAN = "resnet50_keras", (123.68 / 255, 116.779 / 255, 103.939 / 255)
 
 
 @dataclass(frozen=True)
@@ -196,8 +198,21 @@ def _made(name: str, num_classes: int | None) -> nn.Module:
     if chosen.library == "timm":
         made: nn.Module = module.create_model(chosen.name, pretrained=False, num_classes=count)
         return made
-    made = module.models.get_model(chosen.name, weights=None, num_classes=count)
+    keras = chosen.name == KERAS
+    short = "resnet50" if keras else chosen.name
+    made = module.models.get_model(short, weights=None, num_classes=count)
+    if keras:
+        _as_in_keras(made)
     return made
+
+
+def _as_in_keras(model: Any) -> None:
+    """The stride of a stage in its first 1×1 convolution, and another eps."""
+    for stage in (model.layer2, model.layer3, model.layer4):
+        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-3
 
 
 def _describe_timm(short: str) -> Foreign:
@@ -219,7 +234,9 @@ def _describe_timm(short: str) -> Foreign:
 
 def _describe_torchvision(short: str) -> Foreign:
     models = imported("torchvision").models
-    known = models.list_models(module=models)  # those that classify
+    if short == KERAS:
+        return Foreign("torchvision", KERAS, mean=MEAN, std=(1.0, 1.0, 1.0))
+    known = [*models.list_models(module=models), KERAS]  # those that classify
     if short not in known:
         raise _unknown("torchvision", short, known)
     if short in SEVERAL:

@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from itertools import chain, pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from mssar.durable import make_folder, write_whole
 from mssar.lab import lines, values
+from mssar.lab.engine.execution import Execution
 from mssar.lab.run import Initial, Run, run_from_dict
 
 FOLDER = "sweeps"  # within that of the runs
@@ -77,7 +78,7 @@ class Sweep:
     def job(self) -> dict[str, Any]:
         """Whom it was handed to; nothing where that did not come about."""
         path = self.folder / "job.json"
-        return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+        return _read(path) if path.exists() else {}
 
     def handed_to(self, **job: Any) -> None:
         _write(self.folder / "job.json", job)
@@ -117,7 +118,8 @@ class Sweep:
         for task in range(len(self.shares)):
             path = self.folder / f"task-{task}.json"
             if path.exists():
-                found[task] = values.fitted(Note, json.loads(path.read_text("utf-8")))
+                with _named(path):
+                    found[task] = values.fitted(Note, _read(path))
         return found
 
 
@@ -149,15 +151,21 @@ def read(folder: Path) -> Sweep:
     path = folder / NAME
     if not path.is_file():
         raise ValueError(f"{folder} is no sweep: it has no {NAME}")
-    try:
+    with _named(path):
         found = values.decode(lines.text(path), "sweep", SCHEMA)
         del found["schema"]
         weights = values.converted(found.pop("weights", None), dict[str, str], "weights")
         shares = values.converted(found.pop("shares", None), list[list[dict[str, Any]]], "shares")
         runs = tuple(tuple(_run(one, weights) for one in share) for share in shares)
-        return Sweep(folder, values.fitted(Order, found), runs)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        sweep = Sweep(folder, values.fitted(Order, found), runs)
+        for run in sweep.runs:
+            if run.name not in sweep.order.record_in:
+                raise ValueError(f"record_in: there is no file for {run.name}")
+        known = {one.name for one in fields(Execution)}
+        for name in sweep.order.how:
+            if name not in known:
+                raise ValueError(f"how.{name!r:.60}: unknown")
+        return sweep
 
 
 def sweeps(runs: Path) -> list[Sweep]:
@@ -197,6 +205,21 @@ def _run(found: dict[str, Any], weights: dict[str, str]) -> Run:
         return run
     file, sha256 = run.weights.file, run.weights.sha256
     return replace(run, weights=Initial(file, sha256, Path(weights[sha256])))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What is wrong in a file is said of that file."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+        raise ValueError(said if said.startswith(str(path)) else f"{path}: {said}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with _named(path):
+        return values.converted(json.loads(lines.text(path)), dict[str, Any], "")
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

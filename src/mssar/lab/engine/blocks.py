@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+MOST = 0.8  # of a network must be in such blocks: the rest is not compiled
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -26,7 +27,14 @@ def repeated(model: nn.Module) -> list[nn.Module]:
             blocks[type(module)].append(module)
             inside.update(module.modules())
     alike = [some for some in blocks.values() if len(set(map(_shapes, some))) < len(some)]
-    return [block for some in alike for block in some]
+    found = [block for some in alike for block in some]
+    within = sum(map(_learning, found))
+    return found if within >= MOST * _learning(model) else []
+
+
+def _learning(module: nn.Module) -> int:
+    """Modules in it that have parameters of their own."""
+    return sum(next(one.parameters(recurse=False), None) is not None for one in module.modules())
 
 
 def _is_block(module: nn.Module) -> bool:
