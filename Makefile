@@ -4,13 +4,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types contracts unit docs serve format package faults audit versions clean
+.PHONY: demo test check lint types contracts quick unit docs serve format package faults audit versions clean
 .DELETE_ON_ERROR:
 
 demo: .venv/lab
 	$(BIN)/mssar demo
 
-test: lint types contracts unit
+# Minutes. `check` is everything, half an hour and more, and what must pass before a change lands.
+test: lint types contracts quick
+
+check: lint types contracts unit
 
 lint: .venv/dev
 	$(BIN)/ruff check
@@ -21,6 +24,9 @@ types: .venv/dev
 
 contracts: .venv/dev
 	$(BIN)/lint-imports --cache-dir .cache/importlinter
+
+quick: .venv/dev .venv/browser
+	$(BIN)/pytest -n auto --maxprocesses 8 -m "not slow"
 
 unit: .venv/dev .venv/browser .venv/slurm
 	$(BIN)/pytest -n auto --maxprocesses 8 --cov --cov-report=term

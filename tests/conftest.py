@@ -53,7 +53,18 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     interpreter.InterpretedFunction.__call__ = call
 
 
+# Three quarters of the time: kernels in Triton's interpreter, clusters, faults on purpose.
+SLOW = (
+    *("compilation", "dense", "dispatch", "kernels", "synchronised", "tail", "windows"),
+    *("submit_local", "submit_slurm"),
+    *("faults_command", "faults_company", "faults_kills"),
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem.removeprefix("test_") in SLOW:
+            item.add_marker(pytest.mark.slow)
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a CUDA device")
         for item in items:

@@ -217,6 +217,7 @@ def test_networks_in_other_threads_are_not_counted():
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.slow
 def test_the_comparison_holds_every_published_count():
     # Without the shape checks, which would double its half minute.
     rows = importlib.import_module("mssar.lab.experiments.counts").compare()

@@ -444,7 +444,6 @@ def test_the_kernels_by_name_say_why_they_cannot(made, change, reason):
 @pytest.mark.parametrize(("made", "change", "reason"), REFUSED)
 def test_left_to_choose_they_leave_it_to_the_modules(made, change, reason, monkeypatch):
     del reason
-    monkeypatch.setattr(mssar.MSSAR, "backend", "auto")
     monkeypatch.setattr("test_dispatch.layer", automatic)
     assert made(change(maps())) is None
 

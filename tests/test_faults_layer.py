@@ -54,7 +54,8 @@ def test_the_memory_of_a_large_map(monkeypatch, capfd):
     assert layer.large(64, 256).wrong == 1
     said = capfd.readouterr().err
     assert said.startswith("wrong: ['sliding', '64', '256']: ")
-    assert 2 < float(said.split(": ")[2].split()[0]) <= layer.MAPS["regional"] + 10
+    # A map of 17 MB: what the allocator keeps and gives back counts, and differs from run to run.
+    assert 2 < float(said.split(": ")[2].split()[0]) < 20
 
 
 def test_a_case_is_what_it_prints():
