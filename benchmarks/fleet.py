@@ -31,10 +31,10 @@ from torch import nn
 
 import mssar
 from mssar.lab.data.dataset import Arrays, Split
-from mssar.lab.engine.abreast import StackLearner
 from mssar.lab.engine.execution import Execution, choose_device, settings
 from mssar.lab.engine.feed import ArraysFeed, Resident
 from mssar.lab.engine.pace import Pace, own_lane
+from mssar.lab.engine.stacked import StackLearner
 from mssar.lab.engine.step import Learner
 from mssar.lab.engine.training import CHUNK
 from mssar.lab.engine.world import World

@@ -63,9 +63,9 @@ def test_company_that_is_disturbed_is_found(monkeypatch, capsys):
     """Somebody who fails moves the others' weights a little."""
     lose = _Fleet._lose
 
-    def careless(self, boat, sailing, error):
-        lose(self, boat, sailing, error)
-        for other in sailing:
+    def careless(self, entry, active, error):
+        lose(self, entry, active, error)
+        for other in active:
             with torch.no_grad():
                 next(other.training.learner.model.parameters()).mul_(1.0001)
 

@@ -13,9 +13,9 @@ from torch import nn
 import mssar
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import checkpoint, fleet
-from mssar.lab.engine.abreast import StackLearner
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.stack import Stack, obstacle
+from mssar.lab.engine.stacked import StackLearner
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run
 
@@ -133,8 +133,8 @@ def test_runs_as_one_end_where_they_would_alone(tmp_path):
 def test_what_is_nobodys_stays_zero():
     """Whatever weight decay and momentum do."""
     data, each = arrays(), [tiny(seed, "mssar", weight_decay=0.1) for seed in (0, 1)]
-    muster = fleet.Muster(2, lambda _: data, CPU, Path("nowhere"), World(), anew=True)
-    learner = muster.berths(each, {})[0].all
+    stacking = fleet.Stacking(2, lambda _: data, CPU, Path("nowhere"), World(), anew=True)
+    learner = stacking.members(each, {})[0].all
     assert isinstance(learner, StackLearner)
     learner.begin(0, 0, 0.1)
     for step in range(3):
@@ -150,13 +150,13 @@ def test_an_interrupted_stack_goes_on_to_the_same_bits(tmp_path, turns):
     """In an epoch, in its test, and in the next."""
     chosen = runs()[:3]
     sail(chosen, tmp_path / "whole", width=3, stack=3)
-    muster = fleet.Muster(3, two().__getitem__, CPU, tmp_path / "cut", World(), anew=False)
-    crew = fleet.Crew(
+    stacking = fleet.Stacking(3, two().__getitem__, CPU, tmp_path / "cut", World(), anew=False)
+    crew = fleet.StackedTrainings(
         [
             fleet.Training(
-                run, two()[run.dataset], CPU, tmp_path / "cut" / run.name, Log(), berth=b
+                run, two()[run.dataset], CPU, tmp_path / "cut" / run.name, Log(), member=b
             )
-            for run, b in zip(chosen, muster.berths(chosen, {}), strict=True)
+            for run, b in zip(chosen, stacking.members(chosen, {}), strict=True)
         ]
     )
     work = crew.work()
@@ -217,7 +217,7 @@ def test_what_has_no_room_as_one_is_trained_one_by_one(tmp_path, monkeypatch):
     def crowded(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
-    monkeypatch.setattr(fleet.Muster, "berths", crowded)
+    monkeypatch.setattr(fleet.Stacking, "members", crowded)
     log = Log()
     outcome = sail([tiny(seed, epochs=1) for seed in (0, 1, 2)], tmp_path, log, width=3, stack=3)
     assert sorted(record.run["seed"] for record in outcome.records) == [0, 1, 2]

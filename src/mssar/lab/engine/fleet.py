@@ -21,14 +21,14 @@ import torch
 
 from mssar.lab.data import Data
 from mssar.lab.engine import failure, hands, threads
-from mssar.lab.engine.abreast import Berth, Crew
 from mssar.lab.engine.clock import RESERVE, Clock, Typical
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import Resident
-from mssar.lab.engine.muster import Muster
 from mssar.lab.engine.observer import Observer
 from mssar.lab.engine.pace import own_lane
 from mssar.lab.engine.result import finished
+from mssar.lab.engine.stacked import Member, StackedTrainings
+from mssar.lab.engine.stacking import Stacking
 from mssar.lab.engine.training import Training
 from mssar.lab.engine.world import World
 from mssar.lab.records import Record
@@ -75,12 +75,12 @@ def train(
         raise ValueError(f"the width of a fleet is 1 or more; got {width}")
     world, clock, waiting = world or World(), Clock(budget), deque(dict.fromkeys(runs))
     begun = time.monotonic()
-    muster = Muster(stack, load, execution, folder, world, anew)
+    stacking = Stacking(stack, load, execution, folder, world, anew)
     fleet = _Fleet(
-        load, execution, folder, observer, width, muster, world, record, anew, clock, waiting
+        load, execution, folder, observer, width, stacking, world, record, anew, clock, waiting
     )
-    boats = -(-width // stack)
-    fleet.hands, fleet.share = hands.shared_out(list(waiting), load, execution, boats, world)
+    entries = -(-width // stack)
+    fleet.hands, fleet.share = hands.shared_out(list(waiting), load, execution, entries, world)
     with clock.listening(), settings(execution):
         fleet.work()
     outcome = fleet.outcome
@@ -91,10 +91,10 @@ def train(
 
 
 @dataclass(eq=False)
-class _Boat:
-    """A run at sea, or several that are trained as one."""
+class _Entry:
+    """A run that is being trained, or several that are trained as one."""
 
-    training: Training | Crew
+    training: Training | StackedTrainings
     work: Iterator[None]
     prepared: float  # seconds it took to make ready
     new: bool = True  # until it had a turn
@@ -107,7 +107,7 @@ class _Fleet:
     folder: Path
     observer: Observer
     width: int
-    muster: Muster
+    stacking: Stacking
     world: World
     record: Callable[[Run, Record], None]
     anew: bool
@@ -127,23 +127,23 @@ class _Fleet:
     lanes: list[torch.cuda.Stream | None] = field(default_factory=list)
 
     def work(self) -> None:
-        sailing: list[_Boat] = []
+        active: list[_Entry] = []
         try:
-            while self.waiting or sailing:
-                self._launch(sailing)
-                if not (sailing and self._round(sailing)):
-                    self._save(sailing)
+            while self.waiting or active:
+                self._launch(active)
+                if not (active and self._round(active)):
+                    self._save(active)
                     break
                 self._sweep()
         except Exception:  # of the machine, or of what all runs share: they lose nothing
             if self.world.size == 1:  # saving is for all processes, and this may be one of them
                 with suppress(OSError):
-                    self._save(sailing)
+                    self._save(active)
             raise
         finally:
-            self.outcome.left = [*_runs(sailing), *self.waiting]
-            while sailing:
-                self._leave(sailing[-1], sailing)
+            self.outcome.left = [*_runs(active), *self.waiting]
+            while active:
+                self._leave(active[-1], active)
         outcome = self.outcome
         if not (outcome.records or outcome.left) and len(self.mistakes) == len(outcome.failures):
             for mistake in self.mistakes:
@@ -151,88 +151,88 @@ class _Fleet:
 
     # Each in a function of its own: nothing may keep a finished run, or the next lacks its memory.
 
-    def _launch(self, sailing: list[_Boat]) -> None:
-        while self.waiting and (room := self.width - len(_runs(sailing))) > 0:
-            if self._expired(sailing, self.starts.seconds) or self._holds(sailing, room):
+    def _launch(self, active: list[_Entry]) -> None:
+        while self.waiting and (room := self.width - len(_runs(active))) > 0:
+            if self._expired(active, self.starts.seconds) or self._holds(active, room):
                 return
-            if self.clock.end is not None and any(boat.new for boat in sailing):
+            if self.clock.end is not None and any(entry.new for entry in active):
                 return  # how long it takes to begin is known once the first has begun
             run = self.waiting.popleft()
             try:
-                if boat := self._begin(run, room):
-                    sailing.append(boat)
+                if entry := self._begin(run, room):
+                    active.append(entry)
             except Exception as error:
-                said = self._failed(error, run, sailing)
-                if sailing:
+                said = self._failed(error, run, active)
+                if active:
                     self.observer.said(said)
             self._sweep()
 
-    def _round(self, sailing: list[_Boat]) -> bool:
+    def _round(self, active: list[_Entry]) -> bool:
         """A turn for everybody who has time for one, or many at once; False when nobody has."""
         # Where time is short the others are begun when the first has had a turn, not its last one.
-        beginning = self.clock.end is not None and self.waiting and any(b.new for b in sailing)
-        if (count := self._hands(sailing)) > 1 and not beginning:
-            return self._side_by_side(sailing, count)
+        beginning = self.clock.end is not None and self.waiting and any(b.new for b in active)
+        if (count := self._hands(active)) > 1 and not beginning:
+            return self._side_by_side(active, count)
         moved = False
-        for boat in list(sailing):
+        for entry in list(active):
             try:
-                going = self._turn_in_time(boat, sailing)
+                going = self._turn_in_time(entry, active)
             except Exception as error:
-                self._lose(boat, sailing, error)
+                self._lose(entry, active, error)
                 return True  # its memory is for the others: they have their turns once it is free
             moved = moved or going is not None
             if going is False:
-                self._arrive(boat, sailing)
+                self._arrive(entry, active)
         return moved
 
-    def _hands(self, sailing: list[_Boat]) -> int:
+    def _hands(self, active: list[_Entry]) -> int:
         """How many compute at once. What was begun elsewhere has the threads that it began with."""
-        each = max((t.progress.threads for b in sailing for t in b.training.trainings), default=0)
+        each = max((t.progress.threads for b in active for t in b.training.trainings), default=0)
         if self.hands == 1 or each <= self.share:
             return self.hands
         return max(1, min(self.hands, threads.available() // each))
 
-    def _side_by_side(self, sailing: list[_Boat], count: int) -> bool:
+    def _side_by_side(self, active: list[_Entry], count: int) -> bool:
         """Turns for everybody, so many at once, until one has ended or nobody has time."""
-        turns = hands.Round(sailing, lambda boat: self._turn_in_time(boat, sailing))
+        turns = hands.Round(active, lambda entry: self._turn_in_time(entry, active))
         turns.work(count)
-        for boat, _ in turns.failed:  # first: whatever happens now, what failed is not saved
-            self._leave(boat, sailing)
-        for boat in turns.ended:
-            self._arrive(boat, sailing)
-        for boat, error in turns.failed:
-            self._lost(boat, sailing, error)
+        for entry, _ in turns.failed:  # first: whatever happens now, what failed is not saved
+            self._leave(entry, active)
+        for entry in turns.ended:
+            self._arrive(entry, active)
+        for entry, error in turns.failed:
+            self._lost(entry, active, error)
         return turns.moved or bool(turns.failed)
 
-    def _turn_in_time(self, boat: _Boat, sailing: list[_Boat]) -> bool | None:
-        """Whether a boat can go on after its turn; None if there is no time for one."""
-        due = self.starts if boat.new else boat.training.turns
-        if self._expired(sailing, due.seconds):
+    def _turn_in_time(self, entry: _Entry, active: list[_Entry]) -> bool | None:
+        """Whether an entry can go on after its turn; None if there is no time for one."""
+        due = self.starts if entry.new else entry.training.turns
+        if self._expired(active, due.seconds):
             return None
         self.moved = True
-        going = self._turn(boat)
-        boat.training.company.add(len(_runs(sailing)))
+        going = self._turn(entry)
+        entry.training.company.add(len(_runs(active)))
         return going
 
-    def _arrive(self, boat: _Boat, sailing: list[_Boat]) -> None:
-        self._leave(boat, sailing)
-        self.lanes.append(boat.training.lane)
-        for training in boat.training.trainings:
+    def _arrive(self, entry: _Entry, active: list[_Entry]) -> None:
+        self._leave(entry, active)
+        self.lanes.append(entry.training.lane)
+        for training in entry.training.trainings:
             if training.record:
                 self._done(training.run, training.record)
 
-    def _expired(self, sailing: list[_Boat], seconds: float) -> bool:
+    def _expired(self, active: list[_Entry], seconds: float) -> bool:
         """Whether it is time, if what takes so long is done before everybody is saved."""
-        saving = sum(boat.training.saves.seconds for boat in sailing if not boat.new)
-        behind = max((boat.training.behind for boat in sailing), default=0.0)
+        saving = sum(entry.training.saves.seconds for entry in active if not entry.new)
+        behind = max((entry.training.behind for entry in active), default=0.0)
         return self.world.any(self.clock.expired(seconds + saving + behind), self.execution.device)
 
-    def _holds(self, sailing: list[_Boat], room: int) -> bool:
+    def _holds(self, active: list[_Entry], room: int) -> bool:
         """Whether a run comes to its end in time if it is not joined by others, and else not."""
-        runs, left = len(_runs(sailing)), self.clock.left
-        more = min(room, self.muster.most)
-        for boat in sailing:
-            work = boat.training.left / self._slower(boat.training.company.average)  # if alone
+        runs, left = len(_runs(active)), self.clock.left
+        more = min(room, self.stacking.most)
+        for entry in active:
+            work = entry.training.left / self._slower(entry.training.company.average)  # if alone
             if work * self._slower(runs) <= left < CAUTION * work * self._slower(runs + more):
                 return True
         return False
@@ -241,20 +241,20 @@ class _Fleet:
         """How many times as long a run takes among so many."""
         return max(1.0, runs / self.hands)
 
-    def _save(self, sailing: list[_Boat]) -> None:
+    def _save(self, active: list[_Entry]) -> None:
         """Everybody, although one cannot be saved."""
         full: OSError | None = None
-        for boat in [boat for boat in sailing if not (boat.new or boat.training.saved)]:
+        for entry in [entry for entry in active if not (entry.new or entry.training.saved)]:
             try:
-                boat.training.save()
+                entry.training.save()
             except OSError as error:
                 full = error
             except Exception as error:
-                self._lose(boat, sailing, error)
+                self._lose(entry, active, error)
         if full:
             raise full
 
-    def _begin(self, run: Run, room: int) -> _Boat | None:
+    def _begin(self, run: Run, room: int) -> _Entry | None:
         directory = self.folder / run.name
         anew = self.anew and run not in self.begun
         done = finished(directory) if self.world.leads and not anew else None
@@ -271,15 +271,15 @@ class _Fleet:
             return None
         begun = time.monotonic()
         lane = self.lanes.pop() if self.lanes else own_lane(self.execution)
-        training: Training | Crew | None
-        if mates := self.muster.mates(run, self.waiting, room):
-            training = self._crew([run, *mates], lane)
+        training: Training | StackedTrainings | None
+        if mates := self.stacking.mates(run, self.waiting, room):
+            training = self._stack([run, *mates], lane)
         else:
             training = self._training(run, lane)
-        return _Boat(training, training.work(), time.monotonic() - begun) if training else None
+        return _Entry(training, training.work(), time.monotonic() - begun) if training else None
 
     def _training(
-        self, run: Run, lane: torch.cuda.Stream | None, berth: Berth | None = None
+        self, run: Run, lane: torch.cuda.Stream | None, member: Member | None = None
     ) -> Training:
         made = Training(
             run,
@@ -291,21 +291,21 @@ class _Fleet:
             resident=self.resident,
             lane=lane,
             anew=self.anew and run not in self.begun,
-            berth=berth,
+            member=member,
             share=self.share,
         )
         self.begun.add(run)
         return made
 
-    def _crew(self, runs: list[Run], lane: torch.cuda.Stream | None) -> Crew | None:
-        """Runs abreast; None where they cannot be, and are to be tried one by one."""
+    def _stack(self, runs: list[Run], lane: torch.cuda.Stream | None) -> StackedTrainings | None:
+        """Runs stacked; None where they cannot be, and are to be tried one by one."""
         trainings = list[Training]()
         try:
             with torch.cuda.stream(lane) if lane else nullcontext():
-                berths = self.muster.berths(runs, self.resident)
-            for run, berth in zip(runs, berths, strict=True):
-                trainings.append(self._training(run, lane, berth))
-            return Crew(trainings)
+                members = self.stacking.members(runs, self.resident)
+            for run, member in zip(runs, members, strict=True):
+                trainings.append(self._training(run, lane, member))
+            return StackedTrainings(trainings)
         except Exception as error:
             for training in trainings:
                 training.close()
@@ -317,49 +317,49 @@ class _Fleet:
         if isinstance(error, OSError):  # a full disk is everybody's
             raise error
         self.untidy = True
-        self.muster.split(runs, self.waiting)
+        self.stacking.split(runs, self.waiting)
         self.observer.said(
             f"{runs[0].label}: {len(runs)} runs that were trained as one go on from their last "
             f"checkpoints, each by itself, since {error}"
         )
 
-    def _turn(self, boat: _Boat) -> bool:
+    def _turn(self, entry: _Entry) -> bool:
         """Let a run go on to its next pause; False when it has ended."""
-        training, begun = boat.training, time.monotonic()
+        training, begun = entry.training, time.monotonic()
         before = training.progress.step
         try:
             with training.stream:
-                next(boat.work)
+                next(entry.work)
         except StopIteration:
             return False
-        if boat.new:
+        if entry.new:
             if self.world.any(self.clock.end is not None, self.execution.device):
                 training.save()  # to know how long it takes
             with self.lock:
-                self.starts.add(boat.prepared + time.monotonic() - begun)
+                self.starts.add(entry.prepared + time.monotonic() - begun)
         elif training.progress.step > before:
             training.turns.add(time.monotonic() - begun)
-        boat.new = False
+        entry.new = False
         return True
 
-    def _leave(self, boat: _Boat, sailing: list[_Boat]) -> None:
-        sailing.remove(boat)
-        boat.work.close()  # type: ignore[attr-defined]
-        boat.training.close()
+    def _leave(self, entry: _Entry, active: list[_Entry]) -> None:
+        active.remove(entry)
+        entry.work.close()  # type: ignore[attr-defined]
+        entry.training.close()
 
-    def _lose(self, boat: _Boat, sailing: list[_Boat], error: Exception) -> None:
-        self._leave(boat, sailing)
-        self._lost(boat, sailing, error)
+    def _lose(self, entry: _Entry, active: list[_Entry], error: Exception) -> None:
+        self._leave(entry, active)
+        self._lost(entry, active, error)
 
-    def _lost(self, boat: _Boat, sailing: list[_Boat], error: Exception) -> None:
-        runs = [training.run for training in boat.training.trainings]
+    def _lost(self, entry: _Entry, active: list[_Entry], error: Exception) -> None:
+        runs = [training.run for training in entry.training.trainings]
         if len(runs) == 1:
-            self.observer.failed(runs[0], self._failed(error, runs[0], sailing))
+            self.observer.failed(runs[0], self._failed(error, runs[0], active))
             return
         # What is not finite in one network is soon in all of them, so nobody knows whose it was.
         self._take_apart(runs, error)
 
-    def _failed(self, error: Exception, run: Run, others: list[_Boat]) -> str:
+    def _failed(self, error: Exception, run: Run, others: list[_Entry]) -> str:
         """Note that a run cannot go on, and why. What is no fault of one run is raised."""
         if isinstance(error, OSError):  # a full disk is everybody's
             raise error
@@ -390,5 +390,5 @@ class _Fleet:
         self.outcome.records.append(record)
 
 
-def _runs(sailing: Iterable[_Boat]) -> list[Run]:
-    return [training.run for boat in sailing for training in boat.training.trainings]
+def _runs(active: Iterable[_Entry]) -> list[Run]:
+    return [training.run for entry in active for training in entry.training.trainings]

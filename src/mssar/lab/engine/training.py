@@ -18,7 +18,6 @@ from mssar.durable import write_whole
 from mssar.lab.data import Data
 from mssar.lab.data.imagefolder import Folder
 from mssar.lab.engine import checkpoint, failure, provenance, result, resumption, threads
-from mssar.lab.engine.abreast import Berth
 from mssar.lab.engine.clock import Tempo, Typical
 from mssar.lab.engine.examine import Examiner, Score
 from mssar.lab.engine.execution import Execution
@@ -26,6 +25,7 @@ from mssar.lab.engine.failure import DivergedError
 from mssar.lab.engine.feed import Feed, FolderFeed, Resident, arrays_feed
 from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.engine.pace import Company, Pace, mark, own_lane
+from mssar.lab.engine.stacked import Member
 from mssar.lab.engine.step import Learner
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import Photographs
@@ -57,7 +57,7 @@ class Training:
         resident: dict[object, Resident] | None = None,
         lane: torch.cuda.Stream | None = None,
         anew: bool = False,
-        berth: Berth | None = None,
+        member: Member | None = None,
         share: int = 0,
     ) -> None:
         self.run, self.execution, self.directory = run, execution, directory
@@ -73,7 +73,7 @@ class Training:
         self._images = 0  # since then
         self._pace = Pace(execution.device, self.world)
         self._asked: tuple[torch.cuda.Event, Tensor, int] | None = None
-        self._resident, self._berth = {} if resident is None else resident, berth
+        self._resident, self._member = {} if resident is None else resident, member
         self._share = share
         self._open = ExitStack()
         made = not directory.exists()
@@ -90,10 +90,10 @@ class Training:
 
     def _prepare(self) -> None:
         self.feed: Feed
-        self.learner: Learner | Berth
-        self.examiner: Examiner | Berth
-        if self._berth:
-            self.feed, self.learner, self.examiner = self._berth.feed, self._berth, self._berth
+        self.learner: Learner | Member
+        self.examiner: Examiner | Member
+        if self._member:
+            self.feed, self.learner, self.examiner = self._member.feed, self._member, self._member
         else:
             self._prepare_alone()
         if self.anew and self.world.leads:
@@ -155,7 +155,7 @@ class Training:
 
     @property
     def trainings(self) -> list[Training]:
-        """As a crew has several."""
+        """As :class:`StackedTrainings` has several."""
         return [self]
 
     @property

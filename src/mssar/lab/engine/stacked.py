@@ -1,7 +1,7 @@
-"""Runs whose networks are trained as one (``stack``), step by step abreast.  G runs, n batch.
+"""Runs whose networks are trained as one (``stack``), step by step together.  G runs, n batch.
 
 Each run is a :class:`Training` as ever, with a folder, checkpoints and a record of its own. In the
-place of a learner and an examiner it has a :class:`Berth`: whoever comes to a step or a test first
+place of a learner and an examiner it has a :class:`Member`: whoever comes to a step or a test first
 takes it for all, and the others find it taken.
 """
 
@@ -152,7 +152,7 @@ class StackExaminer(Examiner):
         return scored(self.sums[which, :, : self.heads.classes[which]].cpu())
 
 
-class Berth:
+class Member:
     """One run's place: its learner and its examiner."""
 
     def __init__(self, learner: StackLearner, feed: ArraysFeed, which: int) -> None:
@@ -202,8 +202,8 @@ class Berth:
         return self.all.examiner.score_of(self.which)
 
 
-class Crew:
-    """Trainings abreast, in the place of one: each of them is where the others are at a pause."""
+class StackedTrainings:
+    """Trainings of one stack, in the place of one: at a pause each is where the others are."""
 
     def __init__(self, trainings: list[Training]) -> None:
         self.trainings, self.leader = trainings, trainings[0]

@@ -11,16 +11,16 @@ import torch
 from mssar.lab.data import Data
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import checkpoint
-from mssar.lab.engine.abreast import Berth, StackLearner
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.feed import Resident, arrays_feed
 from mssar.lab.engine.result import finished
 from mssar.lab.engine.stack import obstacle
+from mssar.lab.engine.stacked import Member, StackLearner
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run
 
 
-class Muster:
+class Stacking:
     """Stacks of up to ``most`` runs: of one network and recipe, with as far to go."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Muster:
         except ValueError:  # of its data or its folder: said when its own turn comes
             return False
 
-    def berths(self, runs: Sequence[Run], resident: dict[object, Resident]) -> list[Berth]:
+    def members(self, runs: Sequence[Run], resident: dict[object, Resident]) -> list[Member]:
         """Their places in one network, each begun as it would be by itself."""
         device, recipe = self.execution.device, runs[0].recipe
         networks, feeds, classes = [], [], []
@@ -81,7 +81,7 @@ class Muster:
             networks.append(run.begun(classes[-1]))
             feeds.append(arrays_feed(data, resident, recipe, run.seed, device, self.world))
         learner = StackLearner(networks, feeds, classes, recipe, self.execution)
-        return [Berth(learner, feed, which) for which, feed in enumerate(feeds)]
+        return [Member(learner, feed, which) for which, feed in enumerate(feeds)]
 
     def split(self, runs: Sequence[Run], waiting: deque[Run]) -> None:
         """Have runs go on by themselves, before all others."""
