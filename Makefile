@@ -25,7 +25,7 @@ types: .venv/dev
 contracts: .venv/dev
 	$(BIN)/lint-imports --cache-dir .cache/importlinter
 
-quick: .venv/dev .venv/browser
+quick: .venv/dev
 	$(BIN)/pytest -n auto --maxprocesses 8 -m "not slow"
 
 unit: .venv/dev .venv/browser .venv/slurm

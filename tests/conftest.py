@@ -53,11 +53,14 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     interpreter.InterpretedFunction.__call__ = call
 
 
-# Three quarters of the time: kernels in Triton's interpreter, clusters, faults on purpose.
+# Four fifths of the time. Kernels in Triton's interpreter; compilers and exports; a browser and
+# documents; several processes, clusters and faults on purpose.
 SLOW = (
-    *("compilation", "dense", "dispatch", "kernels", "synchronised", "tail", "windows"),
-    *("submit_local", "submit_slurm"),
-    *("faults_command", "faults_company", "faults_kills"),
+    *("compilation", "dense", "dispatch", "fuzz", "kernels", "synchronised", "tail", "windows"),
+    *("surgery_uses", "symbolic", "transforms"),
+    *("documents", "notebook", "page_browser", "page_figures", "page_tables"),
+    *("distributed", "offline", "submit_local", "submit_slurm"),
+    *("faults_command", "faults_company", "faults_disk", "faults_kills"),
 )
 
 
