@@ -57,9 +57,9 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
 # documents; several processes, clusters and faults on purpose.
 SLOW = (
     *("compilation", "dense", "dispatch", "fuzz", "kernels", "synchronised", "tail", "windows"),
-    *("surgery_uses", "symbolic", "transforms"),
+    *("export", "surgery_uses", "symbolic", "transforms"),
     *("documents", "notebook", "page_browser", "page_figures", "page_tables"),
-    *("distributed", "offline", "submit_local", "submit_slurm"),
+    *("distributed", "offline", "photograph_training", "stack", "submit_local", "submit_slurm"),
     *("faults_command", "faults_company", "faults_disk", "faults_kills"),
 )
 

@@ -105,7 +105,6 @@ def test_a_program_of_any_size(unchecked, tmp_path, options):
     assert zipfile.is_zipfile(file)
 
 
-@pytest.mark.slow
 def test_a_densenet_that_takes_its_weights_from_another_map(unchecked, onnxruntime, tmp_path):
     model = unchecked.networks.DenseNet(10, 4, recalibration=unchecked.MSSAR)
     model, file = disturbed(model), tmp_path / "dense.onnx"
