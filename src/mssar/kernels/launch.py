@@ -2,14 +2,13 @@
 
 Triton's own way to a kernel looks at every argument of every launch, which takes longer than small
 kernels do. Here the types of arguments are said beforehand (``Kernel``), no number is specialised,
-and a launch hands addresses to the compiled handle. Under Triton's interpreter, tensors go the
-ordinary way.
+and a launch hands addresses to the driver. Under Triton's interpreter, tensors go the ordinary way.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mssar.kernels.device import interpreted
+from mssar.kernels.driver import Function
 
 # Of an argument: a pointer's element type, int, float, or a tuple of these.
 Kind: TypeAlias = Any
@@ -27,9 +27,12 @@ ALIGNED = 32  # bytes: where sections of memory begin
 
 
 class Kernel:
-    """A kernel for arguments of these types and these constants, compiled once a device."""
+    """A kernel for arguments of these types and these constants, compiled once a device.
 
-    __slots__ = ("_handles", "constants", "function", "kinds", "stages", "tail", "warps")
+    It is called with its arguments one after the other, those of tuples too.
+    """
+
+    __slots__ = ("_functions", "constants", "function", "kinds", "stages", "warps")
 
     def __init__(
         self,
@@ -44,19 +47,18 @@ class Kernel:
         self.constants = constants
         self.warps = warps
         self.stages = stages
-        self.tail = tuple(constants.values())
         names = [p.name for p in getattr(function, "params", ())]
         if names:  # not under the interpreter
             assert names[len(kinds) :] == list(constants), (function, names[len(kinds) :])
-        self._handles: dict[int, Any] = {}
+        self._functions: dict[int, Function] = {}
 
-    def warm(self, device: int) -> None:
-        if device in self._handles:
-            return
-        with torch.cuda.device(device):
-            made = self.compile()
-            _ = made.run  # loads it
-            self._handles[device] = (made.run, made.function, made.packed_metadata)
+    def warm(self, device: int) -> Function:
+        found = self._functions.get(device)
+        if found is None:
+            with torch.cuda.device(device):
+                found = Function(device, self.compile(), [_format(k) for k in _flat(self.kinds)])
+            self._functions[device] = found
+        return found
 
     def compile(self) -> Any:
         args = [_example(kind) for kind in self.kinds]
@@ -68,17 +70,10 @@ class Kernel:
 
     def __call__(self, where: Where, grid: tuple[int, int], *args: Any) -> None:
         if where.stream is None:
-            self.function[grid](*args, **self.constants)
+            self.function[grid](*_nested(iter(args), self.kinds), **self.constants)
             return
-        found = self._handles.get(where.device)
-        if found is None:
-            self.warm(where.device)
-            found = self._handles[where.device]
-        run, function, metadata = found
-        run(
-            grid[0], grid[1], 1, where.stream, function, metadata, None, None, None, *args,
-            *self.tail,
-        )  # fmt: skip
+        found = self._functions.get(where.device) or self.warm(where.device)
+        found(where.stream, grid, *args)
 
 
 _kernels: dict[Any, Kernel] = {}
@@ -93,6 +88,24 @@ def kernel(
     if found is None:
         found = _kernels.setdefault(key, Kernel(function, kinds, constants, warps, stages))
     return found
+
+
+def _flat(kinds: Iterable[Kind]) -> Iterator[Kind]:
+    for kind in kinds:
+        if isinstance(kind, tuple):
+            yield from _flat(kind)
+        else:
+            yield kind
+
+
+def _nested(args: Iterator[Any], kinds: Sequence[Kind]) -> tuple[Any, ...]:
+    """Arguments as the kernel's code has them."""
+    return tuple([_nested(args, k) if isinstance(k, tuple) else next(args) for k in kinds])
+
+
+def _format(kind: Kind) -> str:
+    """As :mod:`struct` has it."""
+    return "Q" if isinstance(kind, torch.dtype) else "f" if kind is float else "i"
 
 
 def _example(kind: Kind) -> Any:
@@ -117,12 +130,12 @@ def warm(kernels: Iterable[Kernel], device: torch.device) -> int:
         return 0
     else:
         index = torch.cuda.current_device() if device.index is None else device.index
-    missing = [k for k in dict.fromkeys(kernels) if index not in k._handles]
+    missing = [k for k in dict.fromkeys(kernels) if index not in k._functions]
     if not missing:
         return 0
     if index < 0:
         for k in missing:
-            k._handles[index] = None
+            k._functions[index] = k.function
         return len(missing)
     with _compiling:
         workers = max(1, min(THREADS, len(missing), os.cpu_count() or 1))

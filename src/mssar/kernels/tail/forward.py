@@ -74,12 +74,13 @@ def to_gates(
     n, c, j, cx, cs, cxs, js = plan.n, plan.c, plan.j, plan.cx, plan.cs, plan.cxs, plan.js
     at = pointers(tensors)
     front, at = at[: 4 * s.norm], at[4 * s.norm :]
-    given: list[tuple[object, ...]] = [()] * 4
+    given: tuple[Pointer, ...] = ()
     if s.branches_fixed:
-        at, given = at[: 6 * plan.levels], [at[6 * plan.levels + i :: 4] for i in range(4)]
+        at, given = at[: 6 * plan.levels], at[6 * plan.levels :]
     plan.prepare(
         here, (plan.preparing, 1), own.parts, own.counts, cells, own.rows, kept.norms,
-        kept.shares, kept.counters, kept.reduces, front, *(at[i::6] for i in range(6)), *given,
+        kept.shares, kept.counters, kept.reduces, *front, *at[::6], *at[1::6], *at[2::6],
+        *at[3::6], *at[4::6], *at[5::6], *given[::4], *given[1::4], *given[2::4], *given[3::4],
         n, c, j, cx, cs, cxs, js, h, w, *fine, n * plan.cut["sums"].groups, -(-cs // FRONT),
         plan.counters, *s.eps,
     )  # fmt: skip
@@ -117,7 +118,6 @@ def track(
     launch = tracker(front, levels, tuple([t.dtype for t in tracked.means]))
     launch(
         where(saved), (count, -(-max(channels, hidden) // TRACKED)), norms.norms, norms.shares,
-        pointers(tracked.means), pointers(tracked.variances),
-        pointers(tracked.seen), tuple(tracked.momenta), channels, padded(channels), hidden,
-        padded(hidden),
+        *pointers(tracked.means), *pointers(tracked.variances), *pointers(tracked.seen),
+        *tracked.momenta, channels, padded(channels), hidden, padded(hidden),
     )  # fmt: skip
