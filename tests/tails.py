@@ -197,7 +197,7 @@ class Launched(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         namespace, _, name = func.name().partition("::")
         if namespace == "mssar":
-            self.names.append(name)
+            self.names.append(name.removesuffix("_forward"))
         return func(*args, **(kwargs or {}))
 
 

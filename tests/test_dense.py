@@ -300,8 +300,11 @@ def test_ops_are_what_they_say(filled):
     new = torch.randn(3, 6, 5, 4, device=DEVICE, requires_grad=True)
     cells = torch.ops.mssar.region_means(x, [1, 2, 4]).detach().requires_grad_()
     for carry in (True, False):
-        arguments = (new, cells, bound.trained, [], carry, [1, 2, 4], [0.0, 1e-2, 1e-2], False)
-        torch.library.opcheck(torch.ops.mssar.dense_step.default, (*arguments, "ieee"))
+        settings = bound.settings(None, "ieee").written()
+        arguments = (new, cells, bound.trained, [], carry, settings)
+        torch.library.opcheck(torch.ops.mssar.dense_step.default, arguments)
+        arguments = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
+        torch.library.opcheck(torch.ops.mssar.dense_step_forward.default, arguments)
 
 
 def test_compiled_whole(unchecked):

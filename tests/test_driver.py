@@ -14,7 +14,7 @@ import torch
 
 from mssar.kernels import driver
 from mssar.kernels.driver import Function
-from mssar.kernels.launch import Kernel, Where, _flat, _format
+from mssar.kernels.launch import Kernel, Where
 
 SOURCE = Path(__file__).parent / "native" / "cuda.c"
 STREAM = 0x7F12_3456_7890
@@ -59,10 +59,10 @@ ARGUMENTS = [2**63 + 5, 7, 2**40, -3, 0.5, 0.1, -2.0, 2**31 - 1, 1e-5]
 
 
 def test_a_launch_is_handed_what_it_was_given(cuda):
-    formats = [_format(kind) for kind in _flat(KINDS)]
+    formats = Kernel(object(), KINDS, {}, 4).formats
     assert "".join(formats) == "QQQifffif"
     launch = function(cuda, formats)
-    launch(STREAM, (70_000, 3), *ARGUMENTS)
+    launch(STREAM, (70_000, 3), tuple(ARGUMENTS))
     config = struct.unpack("@7IQQI", ctypes.string_at(cuda.stub_config(), 52))
     assert config == (70_000, 3, 1, 128, 1, 1, 0, STREAM, 0, 0)
     packed = "=" + "".join(formats) + "QQ"
@@ -74,7 +74,7 @@ def test_a_launch_is_handed_what_it_was_given(cuda):
 def test_a_number_that_does_not_fit_is_an_error(cuda):
     launch = function(cuda, "Qi")
     with pytest.raises(struct.error):
-        launch(STREAM, (1, 1), 8, 2**31)
+        launch(STREAM, (1, 1), (8, 2**31))
     assert cuda.stub_calls() == 0
 
 
@@ -85,7 +85,7 @@ def test_threads_do_not_mix_their_arguments(cuda):
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda i: [launch(1, (1, 1), *[i] * 40) for _ in range(2000)], range(8)))
+            list(pool.map(lambda i: [launch(1, (1, 1), (i,) * 40) for _ in range(2000)], range(8)))
     finally:
         sys.setswitchinterval(interval)
     assert cuda.stub_calls() == 16_000
@@ -97,7 +97,7 @@ def test_a_thread_without_a_context_enters_it(cuda):
     launch = function(cuda, "i")
     cuda.stub_leave()
     cuda.stub_fails(driver.NO_CONTEXT, 1)
-    launch(STREAM, (1, 1), 5)
+    launch(STREAM, (1, 1), (5,))
     assert cuda.stub_entered()
     assert cuda.stub_calls() == 2
 
@@ -107,7 +107,7 @@ def test_a_launch_that_fails_says_why(cuda, status, why):
     launch = function(cuda, "i")
     cuda.stub_fails(status, 2)
     with pytest.raises(RuntimeError, match=f"^CUDA could not launch kernel: {why}$"):
-        launch(STREAM, (1, 1), 5)
+        launch(STREAM, (1, 1), (5,))
 
 
 @pytest.mark.parametrize("scratch", [0, 1, 2])

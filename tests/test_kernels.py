@@ -381,13 +381,13 @@ def test_they_are_sound_ops(turned, monkeypatch):
         tail.kernels(inputs[0].requires_grad_(), inputs[1]).sum().backward()
     with torch.no_grad(), Arguments() as more:
         tail.eval().kernels(*inputs)
-    assert list(more) == [torch.ops.mssar.tail.default]
-    names = ["tail", "track", "tail_backward"]
-    assert list(seen) == [getattr(torch.ops.mssar, name).default for name in names]
-    for op, arguments in seen.items():
+    ops = torch.ops.mssar
+    assert list(more) == [ops.tail_forward.default]
+    assert list(seen) == [ops.tail_forward.default, ops.track.default, ops.tail_backward.default]
+    for op, arguments in [(ops.tail.default, seen[ops.tail_forward.default]), *seen.items()]:
         leaves, shape = torch.utils._pytree.tree_flatten(arguments)
         leaves = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
-        if op is torch.ops.mssar.tail.default:
+        if op is ops.tail.default:
             for leaf in leaves:
                 if isinstance(leaf, torch.Tensor):
                     leaf.requires_grad_()

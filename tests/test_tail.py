@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 import mssar
 from mssar.kernels.launch import Kernel
 from mssar.kernels.tail.op import NO_SECOND
+from mssar.kernels.tail.plan import Settings, read
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products")
@@ -309,6 +310,38 @@ def test_a_compiled_block_is_one_graph_with_the_same_numbers(unchecked, train, c
     for name, value in net.named_buffers():
         assert_close(value, other.get_buffer(name), rtol=1e-5, atol=1e-5, msg=name)
     torch.compiler.reset()
+
+
+def test_compiled_graphs_call_ops_that_no_formula_slows_down(unchecked):
+    """Autograd's dispatch key costs every call of an op with a formula, differentiated or not."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    called = []
+
+    def keep(graph, _):
+        names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        called.append([n for n in names if n.startswith("mssar.")])
+        return make_boxed_func(graph.forward)
+
+    make = lambda c: unchecked.MSSAR(c, scales=(1, 2), backend="triton")  # noqa: E731
+    net, x = unchecked.networks.BasicBlock(12, 12, 1, make).to(DEVICE), maps()
+    torch.compiler.reset()
+    compiled = torch.compile(net, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
+    compiled(x).sum().backward()
+    assert called == [["mssar.tail_forward.default"], ["mssar.tail_backward.default"]]
+    for (name,) in called:
+        op = name.removeprefix("mssar.").removesuffix(".default")
+        kernels = torch._C._dispatch_dump(f"mssar::{op}")
+        assert "\nAutograd" not in kernels, kernels
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", None])
+def test_settings_are_read_as_they_were_written(activation):
+    settings = Settings((1, 2, 4), (1e-5, 0.1, 1 / 3), activation, True, False, True, "tf32")
+    assert read(settings.written()) == settings
+    assert read(settings._replace(scales=(3,), norm=False).written()).tensors == 10
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

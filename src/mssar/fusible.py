@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
-from operator import contains, is_, itemgetter
+from operator import attrgetter, contains, is_, itemgetter
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -25,8 +25,9 @@ from mssar.kernels import AVAILABLE, chosen, exporting, products_in
 from mssar.kernels.dense import op as dense
 from mssar.kernels.dense.plan import Step, step_plan
 from mssar.kernels.grids import FINEST, finest
+from mssar.kernels.launch import pointers
 from mssar.kernels.tail import op
-from mssar.kernels.tail.forward import Tracked
+from mssar.kernels.tail.forward import Tracked, arguments
 from mssar.kernels.tail.plan import ACTIVATIONS, Plan, Settings, is_last, plan, shape_of
 from mssar.kernels.tail.synchronise import Group
 
@@ -121,7 +122,7 @@ def tail(
         group, reason = _group(bound.moved)
         if reason is not None:
             return _declined(layer, reason)
-    return op.eager(plan, x, shortcut, bound.trained, bound.tensors, bound.tracked, group)
+    return op.eager(plan, x, shortcut, bound.trained, bound.arguments, bound.tracked, group)
 
 
 def _traced(
@@ -178,7 +179,7 @@ def dense_step(x: Tensor, cells: Tensor, bound: _Bound, carry: bool) -> tuple[Te
     if not isinstance(plan, Step):
         raise ValueError(f"a dense step cannot be taken: {plan}")
     group = _group(bound.moved)[0] if bound.synchronised else None
-    return dense.eager(plan, x, cells, bound.trained, bound.tensors, bound.tracked, carry, group)
+    return dense.eager(plan, x, cells, bound.trained, bound.arguments, bound.tracked, carry, group)
 
 
 class _Bound:
@@ -260,7 +261,8 @@ class _Bound:
         self._owned = list(chain.from_iterable(map(_VALUES, owners)))
         self._norms = [m.__dict__ for m in norms]
         self._state = list(map(_STATE, self._norms))
-        self._plans: dict[Any, Plan | str] = {}
+        self._at: tuple[Any, ...] = ()
+        self._types: tuple[torch.dtype, ...] = ()
 
     def current(self, norm: nn.Module | None) -> bool:
         """Whether the modules are as they were."""
@@ -277,16 +279,18 @@ class _Bound:
 
     def plan(self, x: Tensor, shortcut: Tensor | None, activation: str | None) -> Plan | str:
         """For a call, or why it is not one for the kernels."""
+        at, types = pointers(self.tensors), tuple(map(_DTYPE, self.tensors))
+        if at != self._at or types != self._types:  # a tensor is elsewhere, or of another type
+            self._at, self._types = at, types
+            self._plans: dict[Any, Plan | str] = {}
+            self.arguments = arguments(at, self.settings(None, ""))
         last, precision, device = is_last(x), products_in(x), x.device
         added = shortcut if shortcut is None else (shortcut.shape, shortcut.dtype, shortcut.device)
-        kinds = tuple([t.dtype for t in self.tensors])
-        places = [t.get_device() for t in self.tensors]
-        near = places.count(places[0]), places[0]
         cast = torch.is_autocast_enabled(device.type)
-        key = (x.shape, last, x.dtype, device, added, activation, precision, kinds, near, cast)
+        key = (x.shape, last, x.dtype, device, added, activation, precision, cast)
         found = self._plans.get(key)
         if found is None:
-            found = self._plans[key] = self._plan(x, shortcut, activation, last, kinds)
+            found = self._plans[key] = self._plan(x, shortcut, activation, last, types)
         return found
 
     def _plan(
@@ -307,6 +311,7 @@ class _Bound:
 
 
 _VALUES = dict.values
+_DTYPE = attrgetter("dtype")
 _STATE = itemgetter("training", "eps", "momentum", "track_running_stats")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _cache: WeakKeyDictionary[Layer, _Bound] = WeakKeyDictionary()

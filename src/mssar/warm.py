@@ -29,7 +29,9 @@ from mssar.mode import mode
 
 PLANS: dict[str, Callable[..., Plan]] = {
     "mssar::tail": op.plan_of,
+    "mssar::tail_forward": op.plan_of,
     "mssar::dense_step": dense.plan_of,
+    "mssar::dense_step_forward": dense.plan_of,
     "mssar::region_means": dense.means_plan_of,
 }
 

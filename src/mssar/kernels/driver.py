@@ -57,7 +57,7 @@ class Function:
         self._slots[get_ident()] = made
         return made
 
-    def __call__(self, stream: int, grid: tuple[int, int], *args: Any) -> None:
+    def __call__(self, stream: int, grid: tuple[int, int], args: tuple[Any, ...]) -> None:
         memory, base, table, _ = self._slots.get(get_ident()) or self._slot()
         self._pack(
             memory, 0, grid[0], grid[1], 1, self._block, 1, 1, self._shared, stream, 0, 0,
@@ -106,9 +106,17 @@ def _require_arguments(handle: int, name: str, formats: Sequence[str]) -> None:
     found: list[int] = []
     while not ask(ctypes.c_void_p(handle), len(found), ctypes.byref(at), ctypes.byref(size)):
         found.append(size.value)
+    if reason := misfit(found, formats):
+        raise RuntimeError(f"{name} {reason}")
+
+
+def misfit(taken: list[int], formats: Sequence[str]) -> str | None:
+    """Why a kernel that takes arguments of so many bytes cannot be given these."""
     given = [struct.calcsize(kind) for kind in formats]
-    if found[: len(given)] != given or found[len(given) :] not in ([], [8], [8] * SCRATCH):
-        raise RuntimeError(f"{name} takes arguments of {found} bytes; it would be given {given}")
+    rest = taken[len(given) :]
+    if taken[: len(given)] == given and rest in ([], [8], [8] * SCRATCH):
+        return None
+    return f"takes arguments of {taken} bytes; it would be given {given}"
 
 
 def _enter(device: int) -> None:

@@ -52,12 +52,16 @@ class Kernel:
             assert names[len(kinds) :] == list(constants), (function, names[len(kinds) :])
         self._functions: dict[int, Function] = {}
 
+    @property
+    def formats(self) -> list[str]:
+        """Of its arguments, as :mod:`struct` has them."""
+        return [_format(kind) for kind in _flat(self.kinds)]
+
     def warm(self, device: int) -> Function:
         found = self._functions.get(device)
         if found is None:
             with torch.cuda.device(device):
-                found = Function(device, self.compile(), [_format(k) for k in _flat(self.kinds)])
-            self._functions[device] = found
+                found = self._functions[device] = Function(device, self.compile(), self.formats)
         return found
 
     def compile(self) -> Any:
@@ -73,7 +77,7 @@ class Kernel:
             self.function[grid](*_nested(iter(args), self.kinds), **self.constants)
             return
         found = self._functions.get(where.device) or self.warm(where.device)
-        found(where.stream, grid, *args)
+        found(where.stream, grid, args)
 
 
 _kernels: dict[Any, Kernel] = {}
@@ -104,7 +108,6 @@ def _nested(args: Iterator[Any], kinds: Sequence[Kind]) -> tuple[Any, ...]:
 
 
 def _format(kind: Kind) -> str:
-    """As :mod:`struct` has it."""
     return "Q" if isinstance(kind, torch.dtype) else "f" if kind is float else "i"
 
 
@@ -163,8 +166,9 @@ def pointer(x: Tensor) -> Pointer:
     return x.data_ptr() if x.is_cuda else x
 
 
-def pointers(tensors: Iterable[Tensor]) -> tuple[Pointer, ...]:
-    return tuple([t.data_ptr() if t.is_cuda else t for t in tensors])
+def pointers(tensors: Sequence[Tensor]) -> tuple[Pointer, ...]:
+    """Of tensors of one device."""
+    return tuple(map(Tensor.data_ptr, tensors) if tensors[0].is_cuda else tensors)
 
 
 class Layout:

@@ -22,12 +22,20 @@ def register(
     *,
     save: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
+    traced: Callable[..., Any] | None = None,
 ) -> None:
-    """Make ``torch.ops.mssar.<name>``; a second copy of this package finds it there already."""
+    """Make ``torch.ops.mssar.<name>``; a second copy of this package finds it there already.
+
+    A gradient is either a formula, ``save`` and ``backward``, which costs every call of the op some
+    time, or ``traced``: what autograd sees instead of the op, made of ops that have none. Compiled
+    graphs call these alone.
+    """
     if hasattr(torch.ops.mssar, name):
         return
     _library.define(name + schema, tags=_TAGS)
     _library.impl(name, compute, "CompositeExplicitAutograd")
+    if traced is not None:
+        _library.impl(name, traced, "Autograd")
     if shapes is not None:
         torch.library.register_fake(f"mssar::{name}", shapes, lib=_library)
     if backward is not None:

@@ -16,11 +16,21 @@ from torch import Tensor
 
 from mssar.kernels.dense import step as launches
 from mssar.kernels.dense.plan import Means, Step, means_plan, means_shape, step_plan
+from mssar.kernels.launch import pointers
 from mssar.kernels.register import register
 from mssar.kernels.tail.backward import split
-from mssar.kernels.tail.forward import Tracked
+from mssar.kernels.tail.forward import Arguments, Tracked, arguments
 from mssar.kernels.tail.op import NO_SECOND, moved, refuse, typed
-from mssar.kernels.tail.plan import Settings, dense, is_last, like, pieces, saved_bytes, shape_of
+from mssar.kernels.tail.plan import (
+    Settings,
+    dense,
+    is_last,
+    like,
+    pieces,
+    read,
+    saved_bytes,
+    shape_of,
+)
 from mssar.kernels.tail.synchronise import Group
 from mssar.kernels.tiling import padded
 
@@ -36,7 +46,7 @@ def eager(
     x: Tensor,
     cells: Tensor,
     trained: Sequence[Tensor],
-    tensors: Sequence[Tensor],
+    tensors: Arguments,
     tracked: Tracked | None,
     carry: bool,
     group: Group | None = None,
@@ -44,8 +54,7 @@ def eager(
     """z · x, and the means of the main vector with it; without ``carry`` those that were given.
 
     ``trained`` are of each scale Ω₁, γ, β, Ω₂, γ, β; ``tensors`` are these and, where the branches'
-    statistics are given, of each scale the running mean and variance of the hidden layer and of
-    the gates.
+    statistics are given, those.
     """
     if x.is_cuda and x.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(x):
@@ -67,7 +76,7 @@ def _forward(
     plan: Step,
     x: Tensor,
     cells: Tensor,
-    tensors: Sequence[Tensor],
+    tensors: Arguments,
     tracked: Tracked | None,
     carry: bool,
     group: Group | None,
@@ -85,7 +94,7 @@ class _Step(torch.autograd.Function):
     def forward(
         ctx: Any,
         plan: Step,
-        tensors: Sequence[Tensor],
+        tensors: Arguments,
         tracked: Tracked | None,
         carry: bool,
         group: Group | None,
@@ -122,7 +131,7 @@ def _laid(
     return of_out, None if next_grads is None else next_grads.contiguous()
 
 
-# As ops. Settings travel as numbers.
+# As ops. Settings travel as a line of text.
 
 
 def traced(
@@ -136,26 +145,13 @@ def traced(
 ) -> tuple[Tensor, Tensor]:
     """The same as :func:`eager`, by an op that compilers and modes see."""
     s = settings
-    out, nexts, saved = torch.ops.mssar.dense_step(
-        x, cells, trained, given, carry, list(s.scales), list(s.eps), s.branches_fixed, s.precision
-    )
+    out, nexts, saved = torch.ops.mssar.dense_step(x, cells, trained, given, carry, s.written())
     if tracked is not None:
         torch.ops.mssar.track(
             saved, list(tracked.means), list(tracked.variances), list(tracked.seen),
             list(tracked.momenta), x.shape[1], trained[0].shape[0], len(s.scales), False,
         )  # fmt: skip
     return out, nexts if carry else cells
-
-
-_SETTINGS = "int[] scales, float[] eps, bool branches_fixed, str precision"
-
-
-def _settings(
-    scales: Sequence[int], eps: Sequence[float], branches_fixed: bool, precision: str
-) -> Settings:
-    front, hidden, gates = eps
-    how = None, False, False, branches_fixed, precision
-    return Settings(tuple(scales), (front, hidden, gates), *how)
 
 
 def _widths(x: Tensor, trained: Sequence[Tensor]) -> tuple[int, int, int]:
@@ -170,62 +166,88 @@ def _plan(
 
 
 def plan_of(
-    x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, *how: Any
+    x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, settings: str
 ) -> Step:
     """Of a call of the op."""
     del cells, carry
     _, hidden, context = _widths(x, trained)
     types = tuple([t.dtype for t in [*trained, *given]])
-    return _plan(x, hidden, context, types, _settings(*how))
+    return _plan(x, hidden, context, types, read(settings))
 
 
 def _compute(
-    x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, *how: Any
+    x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, settings: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(x):
-        tensors = [*trained, *given]
-        found = plan_of(x, cells, trained, given, carry, *how)
+        found = plan_of(x, cells, trained, given, carry, settings)
+        tensors = arguments(pointers([*trained, *given]), found.settings)
         found.warm(forward=True, backward=False)
         _, out, nexts, saved = _forward(found, x, cells, tensors, None, carry, None)
     return out, cells.new_empty(0) if nexts is None else nexts, saved
 
 
 def _shapes(
-    x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, *how: Any
+    x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, settings: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     del given
     n, _, h, w = x.shape
     c, hidden, context = _widths(x, trained)
-    size = saved_bytes(n, c, (h, w), hidden, tuple(how[0]), x.dtype, context)
+    size = saved_bytes(n, c, (h, w), hidden, read(settings).scales, x.dtype, context)
     nexts = cells.new_empty((cells.shape[0], padded(context + c)) if carry else 0)
     return like(x), nexts, x.new_empty(size, dtype=torch.uint8)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, _, trained, given, carry, *how = inputs
-    ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, output[2])
-    ctx.how, ctx.given, ctx.carry = how, len(given), carry
-    ctx.types, ctx.widths = [t.dtype for t in trained], _widths(x, trained)
+def _differentiable(
+    x: Tensor, cells: Tensor, trained: list[Tensor], given: list[Tensor], carry: bool, settings: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The op, as autograd sees it."""
+    made: tuple[Tensor, Tensor, Tensor]
+    if torch.is_grad_enabled():
+        made = _Traced.apply(settings, given, carry, x, cells, *trained)  # type: ignore[no-untyped-call]
+    else:
+        made = torch.ops.mssar.dense_step_forward(x, cells, trained, given, carry, settings)
+    return made
 
 
-def _differentiate(
-    ctx: Any, grad: Tensor | None, next_grads: Tensor | None, *_: Any
-) -> tuple[Any, ...]:
-    x, saved = ctx.saved_tensors
-    next_grads = next_grads if ctx.carry else None
-    nones = [None] * ctx.given, *[None] * (1 + len(ctx.how))
-    if grad is None and next_grads is None:
-        return None, None, [None] * len(ctx.types), *nones
-    if grad is None:
-        grad = torch.zeros_like(x)
-    grad_x, cell_grads, flat = torch.ops.mssar.dense_step_backward(
-        grad, next_grads, x, saved, *ctx.widths[1:], *ctx.how
-    )
-    (c, j, context), levels = ctx.widths, len(ctx.how[0])
-    grads = split(flat, pieces(levels, c, j, context), c, j, levels, False, context)
-    return grad_x, cell_grads, typed(grads, ctx.types), *nones
+class _Traced(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        settings: str,
+        given: list[Tensor],
+        carry: bool,
+        x: Tensor,
+        cells: Tensor,
+        *trained: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        out, nexts, saved = torch.ops.mssar.dense_step_forward(
+            x, cells, list(trained), given, carry, settings
+        )
+        ctx.mark_non_differentiable(saved)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, saved)
+        ctx.settings, ctx.carry = settings, carry
+        ctx.types, ctx.widths = [t.dtype for t in trained], _widths(x, trained)
+        return out, nexts, saved
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor | None, next_grads: Tensor | None, _: Any
+    ) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(NO_SECOND)
+        x, saved = ctx.saved_tensors
+        next_grads = next_grads if ctx.carry else None
+        if grad is None and next_grads is None:
+            return (None,) * (5 + len(ctx.types))
+        if grad is None:
+            grad = torch.zeros_like(x)
+        (c, j, context), levels = ctx.widths, len(read(ctx.settings).scales)
+        grad_x, cell_grads, flat = torch.ops.mssar.dense_step_backward(
+            grad, next_grads, x, saved, j, context, ctx.settings
+        )
+        grads = split(flat, pieces(levels, c, j, context), c, j, levels, False, context)
+        return None, None, None, grad_x, cell_grads, *typed(grads, ctx.types)
 
 
 def _compute_backward(
@@ -235,12 +257,12 @@ def _compute_backward(
     saved: Tensor,
     hidden: int,
     context: int,
-    *how: Any,
+    settings: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    settings = _settings(*how)
+    how = read(settings)
     with torch.cuda.device_of(x):
-        types = (torch.float32,) * settings.tensors  # that nothing depends on, backward
-        found = _plan(x, hidden, context, types, settings)
+        types = (torch.float32,) * how.tensors  # that nothing depends on, backward
+        found = _plan(x, hidden, context, types, how)
         found.warm(forward=False, backward=True)
         x = dense(x, found.shape.last)
         return launches.backward(found, *_laid(grad, next_grads, x), x, saved)
@@ -253,12 +275,13 @@ def _backward_shapes(
     saved: Tensor,
     hidden: int,
     context: int,
-    *how: Any,
+    settings: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     del grad, next_grads, saved
     n, c, h, w = x.shape
-    shape = means_shape(n, context, (h, w), tuple(how[0]))
-    size = sum(pieces(len(how[0]), int(c), hidden, context))
+    scales = read(settings).scales
+    shape = means_shape(n, context, (h, w), scales)
+    size = sum(pieces(len(scales), int(c), hidden, context))
     flat = x.new_empty(size, dtype=torch.float32)
     return like(x), x.new_empty(shape, dtype=torch.float32), flat
 
@@ -317,20 +340,16 @@ register(
     lambda grad, x, scales: like(x),  # noqa: ARG005
     backward=refuse,
 )
-register(
-    "dense_step",
-    "(Tensor x, Tensor cells, Tensor[] trained, Tensor[] given, bool carry, "
-    f"{_SETTINGS}) -> (Tensor, Tensor, Tensor)",
-    _compute,
-    _shapes,
-    save=_save,
-    backward=_differentiate,
+_STEP = (
+    "(Tensor x, Tensor cells, Tensor[] trained, Tensor[] given, bool carry, str settings) "
+    "-> (Tensor, Tensor, Tensor)"
 )
+register("dense_step", _STEP, _compute, _shapes, traced=_differentiable)
+register("dense_step_forward", _STEP, _compute, _shapes)
 register(
     "dense_step_backward",
-    "(Tensor grad, Tensor? next_grads, Tensor x, Tensor saved, int hidden, "
-    f"int context, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor? next_grads, Tensor x, Tensor saved, int hidden, int context, "
+    "str settings) -> (Tensor, Tensor, Tensor)",
     _compute_backward,
     _backward_shapes,
-    backward=refuse,
 )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from mssar.kernels.dense.plan import Means, Step
 from mssar.kernels.launch import pointer, where
 from mssar.kernels.tail.backward import from_gates
-from mssar.kernels.tail.forward import to_gates
+from mssar.kernels.tail.forward import Arguments, to_gates
 from mssar.kernels.tail.synchronise import Group
 
 
@@ -39,15 +37,11 @@ def forward(
     plan: Step,
     x: Tensor,
     cells: Tensor,
-    tensors: Sequence[Tensor],
+    tensors: Arguments,
     carry: bool,
     group: Group | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """z · x, the means of the main vector with it if they are carried on, and what is kept.
-
-    ``tensors`` are of each scale Ω₁, γ, β, Ω₂, γ, β; and where their statistics are given, of each
-    scale those of the hidden layer and those of the gates.
-    """
+    """z · x, the means of the main vector with it if they are carried on, and what is kept."""
     n, cut, h, w = plan.n, plan.cut["apply"], plan.height, plan.width
     assert cells.shape == (plan.cell_rows, plan.cxs)
     out = torch.empty_like(x)

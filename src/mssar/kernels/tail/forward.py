@@ -15,26 +15,41 @@ from mssar.kernels.tail.plan import (
     Forward,
     Plan,
     Saved,
+    Settings,
     norms_layout,
     tracker,
 )
 from mssar.kernels.tail.synchronise import Group
 from mssar.kernels.tiling import padded
 
+Arguments = tuple[Pointer, ...]  # the modules' tensors, as `prepare` takes them
 
-def forward(
-    plan: Plan,
-    x: Tensor,
-    shortcut: Tensor | None,
-    tensors: Sequence[Tensor],
-    group: Group | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The output, and what the gradient needs.
+
+def arguments(tensors: Sequence[Pointer], settings: Settings) -> Arguments:
+    """In the kernels' order: tensor by tensor, of all scales.
 
     ``tensors`` are γ, β and the running mean and variance of the front norm, if there is one; of
     each scale Ω₁, γ, β, Ω₂, γ, β; and where their statistics are given, of each scale those of the
     hidden layer and those of the gates.
     """
+    begin = 4 * settings.norm
+    end = begin + 6 * len(settings.scales)
+    found = list(tensors[:begin])
+    for first in range(begin, begin + 6):
+        found += tensors[first:end:6]
+    for first in range(end, min(end + 4, len(tensors))):
+        found += tensors[first::4]
+    return tuple(found)
+
+
+def forward(
+    plan: Plan,
+    x: Tensor,
+    shortcut: Tensor | None,
+    tensors: Arguments,
+    group: Group | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The output, and what the gradient needs."""
     grids, cut = plan.grids, plan.cut["sums"]
     n, c, cs, js, h, w = plan.n, plan.c, plan.cs, plan.js, plan.height, plan.width
     out = torch.empty_like(x)
@@ -66,21 +81,15 @@ def to_gates(
     own: Forward,
     kept: Saved,
     memory: Tensor,
-    tensors: Sequence[Tensor],
+    tensors: Arguments,
     group: Group | None,
 ) -> None:
-    """From the means over cells to gates; ``tensors`` as ``forward`` has them."""
+    """From the means over cells to gates."""
     s, fine, h, w = plan.settings, plan.grids.fine, plan.height, plan.width
     n, c, j, cx, cs, cxs, js = plan.n, plan.c, plan.j, plan.cx, plan.cs, plan.cxs, plan.js
-    at = pointers(tensors)
-    front, at = at[: 4 * s.norm], at[4 * s.norm :]
-    given: tuple[Pointer, ...] = ()
-    if s.branches_fixed:
-        at, given = at[: 6 * plan.levels], at[6 * plan.levels :]
     plan.prepare(
         here, (plan.preparing, 1), own.parts, own.counts, cells, own.rows, kept.norms,
-        kept.shares, kept.counters, kept.reduces, *front, *at[::6], *at[1::6], *at[2::6],
-        *at[3::6], *at[4::6], *at[5::6], *given[::4], *given[1::4], *given[2::4], *given[3::4],
+        kept.shares, kept.counters, kept.reduces, *tensors,
         n, c, j, cx, cs, cxs, js, h, w, *fine, n * plan.cut["sums"].groups, -(-cs // FRONT),
         plan.counters, *s.eps,
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""The tail as a torch op, and as a function of autograd's for eager calls.
+"""The tail as torch ops, and as a function of autograd's for eager calls.
 
-``torch.ops.mssar.tail`` is what compilers see (``traced``); ``eager`` takes the shorter way where
-nobody looks on. Both lead to the same launches.
+``torch.ops.mssar.tail`` is what compilers see (``traced``), and what they make of it is
+``tail_forward`` and ``tail_backward``; ``eager`` takes the shorter way where nobody looks on. Both
+lead to the same launches.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mssar.kernels.launch import pointers
 from mssar.kernels.register import register
 from mssar.kernels.tail import backward as backwards
 from mssar.kernels.tail import forward as forwards
-from mssar.kernels.tail.forward import Tracked
+from mssar.kernels.tail.forward import Arguments, Tracked, arguments
 from mssar.kernels.tail.plan import (
     Plan,
     Settings,
@@ -24,6 +26,7 @@ from mssar.kernels.tail.plan import (
     like,
     pieces,
     plan,
+    read,
     saved_bytes,
     shape_of,
 )
@@ -39,14 +42,14 @@ def eager(
     x: Tensor,
     shortcut: Tensor | None,
     trained: Sequence[Tensor],
-    tensors: Sequence[Tensor],
+    tensors: Arguments,
     tracked: Tracked | None,
     group: Group | None = None,
 ) -> Tensor:
     """act(MS-SAR(norm(x)) + shortcut), at once.
 
     ``trained`` are γ and β of the front norm, if there is one, and of each scale Ω₁, γ, β, Ω₂, γ,
-    β; ``tensors`` are these and the given statistics (``in_order``).
+    β; ``tensors`` are these and the given statistics.
     """
     if x.is_cuda and x.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(x):
@@ -69,7 +72,7 @@ def _forward(
     plan: Plan,
     x: Tensor,
     shortcut: Tensor | None,
-    tensors: Sequence[Tensor],
+    tensors: Arguments,
     tracked: Tracked | None,
     group: Group | None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
@@ -107,10 +110,10 @@ def _plan(
 
 
 def plan_of(
-    x: Tensor, shortcut: Tensor | None, trained: list[Tensor], given: list[Tensor], *how: Any
+    x: Tensor, shortcut: Tensor | None, trained: list[Tensor], given: list[Tensor], settings: str
 ) -> Plan:
     """Of a call of the op."""
-    return _plan(x, shortcut is not None, trained, given, _settings(*how))[0]
+    return _plan(x, shortcut is not None, trained, given, read(settings))[0]
 
 
 def moved(plan: Plan, saved: Tensor, tracked: Tracked) -> None:
@@ -140,7 +143,7 @@ class _Tail(torch.autograd.Function):
     def forward(
         ctx: Any,
         plan: Plan,
-        tensors: Sequence[Tensor],
+        tensors: Arguments,
         tracked: Tracked | None,
         group: Group | None,
         x: Tensor,
@@ -182,7 +185,7 @@ def typed(grads: list[Tensor], types: list[torch.dtype]) -> list[Tensor]:
     ]
 
 
-# As an op. Settings travel as numbers.
+# As ops. Settings travel as a line of text.
 
 
 def traced(
@@ -195,9 +198,7 @@ def traced(
 ) -> Tensor:
     """The same as :func:`eager`, by an op that compilers and modes see."""
     s = settings
-    flags = [s.norm, s.fixed, s.branches_fixed]
-    how = (list(s.scales), list(s.eps), s.activation or "", flags, s.precision)
-    out, saved = torch.ops.mssar.tail(x, shortcut, trained, given, *how)
+    out, saved = torch.ops.mssar.tail(x, shortcut, trained, given, s.written())
     if tracked is not None:
         torch.ops.mssar.track(
             saved, list(tracked.means), list(tracked.variances), list(tracked.seen),
@@ -207,60 +208,71 @@ def traced(
     return out  # type: ignore[no-any-return]
 
 
-_SETTINGS = "int[] scales, float[] eps, str activation, bool[] flags, str precision"
-
-
-def _settings(
-    scales: Sequence[int], eps: Sequence[float], activation: str, flags: Sequence[bool], how: str
-) -> Settings:
-    front, hidden, gates = eps
-    norm, fixed, branches_fixed = flags
-    return Settings(
-        tuple(scales), (front, hidden, gates), activation or None, norm, fixed, branches_fixed, how
-    )
-
-
 def _compute(
-    x: Tensor, shortcut: Tensor | None, trained: list[Tensor], given: list[Tensor], *how: Any
+    x: Tensor, shortcut: Tensor | None, trained: list[Tensor], given: list[Tensor], settings: str
 ) -> tuple[Tensor, Tensor]:
-    settings = _settings(*how)
     with torch.cuda.device_of(x):
-        found, tensors = _plan(x, shortcut is not None, trained, given, settings)
+        found, tensors = _plan(x, shortcut is not None, trained, given, read(settings))
         found.warm(forward=True, backward=False)
-        return _forward(found, x, shortcut, tensors, None, None)[2:]
+        given_at = arguments(pointers(tensors), found.settings)
+        return _forward(found, x, shortcut, given_at, None, None)[2:]
 
 
 def _shapes(
-    x: Tensor, shortcut: Tensor | None, trained: list[Tensor], given: list[Tensor], *how: Any
+    x: Tensor, shortcut: Tensor | None, trained: list[Tensor], given: list[Tensor], settings: str
 ) -> tuple[Tensor, Tensor]:
     del shortcut, given
-    settings = _settings(*how)
+    how = read(settings)
     n, _, h, w = x.shape
-    c, hidden = int(x.shape[1]), int(trained[2 * settings.norm].shape[0])
-    size = saved_bytes(n, c, (h, w), hidden, settings.scales, x.dtype)
+    c, hidden = int(x.shape[1]), int(trained[2 * how.norm].shape[0])
+    size = saved_bytes(n, c, (h, w), hidden, how.scales, x.dtype)
     return like(x), x.new_empty(size, dtype=torch.uint8)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, shortcut, trained, given, *how = inputs
-    out, saved = output
-    seen = out if how[2] == "relu" else shortcut if how[2] == "silu" else None
-    ctx.mark_non_differentiable(saved)
-    ctx.save_for_backward(x, seen, saved)
-    ctx.how, ctx.given, ctx.shortcut = how, len(given), shortcut is not None
-    ctx.types, ctx.hidden = [t.dtype for t in trained], trained[2 * how[3][0]].shape[0]
+def _differentiable(
+    x: Tensor, shortcut: Tensor | None, trained: list[Tensor], given: list[Tensor], settings: str
+) -> tuple[Tensor, Tensor]:
+    """The op, as autograd sees it."""
+    made: tuple[Tensor, Tensor]
+    if torch.is_grad_enabled():
+        made = _Traced.apply(settings, given, x, shortcut, *trained)  # type: ignore[no-untyped-call]
+    else:
+        made = torch.ops.mssar.tail_forward(x, shortcut, trained, given, settings)
+    return made
 
 
-def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, seen, saved = ctx.saved_tensors
-    grad_x, behind, flat = torch.ops.mssar.tail_backward(
-        grad, x, seen, saved, ctx.hidden, ctx.shortcut, *ctx.how
-    )
-    c, j, levels = x.shape[1], ctx.hidden, len(ctx.how[0])
-    grads = backwards.split(flat, pieces(levels, c, j), c, j, levels, ctx.how[3][0])
-    of_shortcut = behind if ctx.shortcut else None
-    nones = [None] * len(ctx.how)
-    return grad_x, of_shortcut, typed(grads, ctx.types), [None] * ctx.given, *nones
+class _Traced(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        settings: str,
+        given: list[Tensor],
+        x: Tensor,
+        shortcut: Tensor | None,
+        *trained: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        out, saved = torch.ops.mssar.tail_forward(x, shortcut, list(trained), given, settings)
+        how = read(settings)
+        seen = out if how.activation == "relu" else shortcut if how.activation == "silu" else None
+        ctx.mark_non_differentiable(saved)
+        ctx.save_for_backward(x, seen, saved)
+        ctx.settings, ctx.shortcut = settings, shortcut is not None
+        ctx.types, ctx.hidden = [t.dtype for t in trained], trained[2 * how.norm].shape[0]
+        return out, saved
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(NO_SECOND)
+        x, seen, saved = ctx.saved_tensors
+        grad_x, behind, flat = torch.ops.mssar.tail_backward(
+            grad, x, seen, saved, ctx.hidden, ctx.shortcut, ctx.settings
+        )
+        how = read(ctx.settings)
+        c, j, levels = x.shape[1], ctx.hidden, len(how.scales)
+        grads = backwards.split(flat, pieces(levels, c, j), c, j, levels, how.norm)
+        of_shortcut = behind if ctx.shortcut else None
+        return None, None, grad_x, of_shortcut, *typed(grads, ctx.types)
 
 
 def _compute_backward(
@@ -270,12 +282,12 @@ def _compute_backward(
     saved: Tensor,
     hidden: int,
     shortcut: bool,
-    *how: Any,
+    settings: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    settings = _settings(*how)
+    how = read(settings)
     with torch.cuda.device_of(x):
-        types = (torch.float32,) * settings.tensors  # that nothing depends on, backward
-        found = plan(shape_of(x, hidden, shortcut, types, is_last(x)), settings)
+        types = (torch.float32,) * how.tensors  # that nothing depends on, backward
+        found = plan(shape_of(x, hidden, shortcut, types, is_last(x)), how)
         found.warm(forward=False, backward=True)
         x, grad = dense(x, found.shape.last), dense(grad, found.shape.last)
         seen = None if seen is None else dense(seen, found.shape.last)
@@ -292,12 +304,12 @@ def _backward_shapes(
     saved: Tensor,
     hidden: int,
     shortcut: bool,
-    *how: Any,
+    settings: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     del grad, seen, saved
-    settings = _settings(*how)
-    behind = like(x) if shortcut or settings.activation else x.new_empty(0)
-    size = sum(pieces(len(settings.scales), x.shape[1], hidden))
+    how = read(settings)
+    behind = like(x) if shortcut or how.activation else x.new_empty(0)
+    size = sum(pieces(len(how.scales), x.shape[1], hidden))
     return like(x), behind, x.new_empty(size, dtype=torch.float32)
 
 
@@ -321,22 +333,18 @@ def _compute_track(
         forwards.track(saved, tracked, channels, hidden, levels, front)
 
 
-register(
-    "tail",
-    f"(Tensor x, Tensor? shortcut, Tensor[] trained, Tensor[] given, {_SETTINGS}) "
-    "-> (Tensor, Tensor)",
-    _compute,
-    _shapes,
-    save=_save,
-    backward=_differentiate,
+_TAIL = (
+    "(Tensor x, Tensor? shortcut, Tensor[] trained, Tensor[] given, str settings) "
+    "-> (Tensor, Tensor)"
 )
+register("tail", _TAIL, _compute, _shapes, traced=_differentiable)
+register("tail_forward", _TAIL, _compute, _shapes)
 register(
     "tail_backward",
-    "(Tensor grad, Tensor x, Tensor? seen, Tensor saved, int hidden, "
-    f"bool shortcut, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor x, Tensor? seen, Tensor saved, int hidden, bool shortcut, str settings) "
+    "-> (Tensor, Tensor, Tensor)",
     _compute_backward,
     _backward_shapes,
-    backward=refuse,
 )
 register(
     "track",

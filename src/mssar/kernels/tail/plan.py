@@ -53,6 +53,23 @@ class Settings(NamedTuple):
         """That the kernels take, parameters and given statistics."""
         return 4 * self.norm + (6 + 4 * self.branches_fixed) * len(self.scales)
 
+    def written(self) -> str:
+        """As an op takes them."""
+        lists = [",".join([str(n) for n in some]) for some in (self.scales, self.eps)]
+        flags = [str(int(flag)) for flag in (self.norm, self.fixed, self.branches_fixed)]
+        return " ".join([*lists, self.activation or "none", *flags, self.precision])
+
+
+@lru_cache(maxsize=1024)
+def read(settings: str) -> Settings:
+    scales, eps, activation, *flags, precision = settings.split(" ")
+    front, hidden, gates = map(float, eps.split(","))
+    norm, fixed, branches_fixed = (flag == "1" for flag in flags)
+    return Settings(
+        tuple(map(int, scales.split(","))), (front, hidden, gates),
+        None if activation == "none" else activation, norm, fixed, branches_fixed, precision,
+    )  # fmt: skip
+
 
 class Shape(NamedTuple):
     """Of a call: what kernels are compiled and cut for."""
