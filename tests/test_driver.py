@@ -115,11 +115,25 @@ def test_what_triton_appends_is_not_missed(cuda, scratch):
     function(cuda, "QQif", scratch=scratch)
 
 
-@pytest.mark.parametrize("others", ["QQi", "QiQf", "QQifi", "QQifQQQ"])
+@pytest.mark.parametrize("others", ["", "QQi", "QiQf", "QQiQ"])
 def test_a_kernel_that_takes_other_arguments_is_refused(cuda, others):
     takes(cuda, others, scratch=0)
     with pytest.raises(RuntimeError, match=r"takes arguments of .* bytes; it would be given"):
         Function(0, made(), list("QQif"))
+
+
+def test_no_more_is_asked_of_a_kernel_than_it_has(cuda):
+    """Beyond the last argument is an error of the driver's, which compute-sanitizer reports."""
+    function(cuda, "QQif", scratch=0)
+    assert cuda.stub_beyond() == 0
+
+
+def test_arguments_behind_those_given_are_triton_s_two_pointers():
+    given, sizes = list("QQif"), [8, 8, 4, 4]
+    for rest in ([], [8], [8, 8]):
+        assert driver.misfit(sizes + rest, given) is None
+    for rest in ([4], [8, 8, 8]):
+        assert driver.misfit(sizes + rest, given)
 
 
 def test_shared_memory_is_asked_for_where_it_must_be(cuda):

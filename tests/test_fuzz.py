@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,29 @@ def test_a_hidden_value_on_the_edge_is_on_neither_side_wrong(dtype):
     ours = dict(zip(exact, judge.distances(found, exact, dtype), strict=True))
     assert judge.complaint(ours[WEIGHT], judge.Distance(0.0, 0.0, True), dtype)
     assert judge.complaints(case, above, found, plain, exact) == []
+
+
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_two_rows_that_agree_may_both_be_on_either_side(side):
+    """Exactly, one is above 0 and the other below it by as much; rounded, they may be equal."""
+    how = {"norm": False, "shortcut": False, "activation": None, "whole": True}
+    case = Case(kind="layer", shape=(2, 27, 4, 5), scales=(1, 3), reduction=2, **how)
+    case = replace(case, dtype="bfloat16", seed=14)
+    made = cases.given(case)
+    first, norm = made.module.layer.branches[0].reduce, made.module.layer.branches[0].norm1
+    pools = made.inputs[0].double().mean((2, 3))
+    apart, seen = pools[0] - pools[1], first.weight[EDGE].flatten().double()
+    with torch.no_grad():
+        seen -= (1 - 1e-3) * (seen @ apart) / (apart @ apart) * apart
+        first.weight[EDGE] = seen.view(-1, 1, 1)
+        norm.bias.zero_()
+        exact, plain = expected(case, made)
+        norm.bias[EDGE] = side * 0.01
+        found, _ = expected(case, made)
+        norm.bias[EDGE] = 0.0
+    ours = dict(zip(exact, judge.distances(found, exact, "bfloat16"), strict=True))
+    assert judge.complaint(ours[WEIGHT], judge.Distance(0.0, 0.0, True), "bfloat16")
+    assert judge.complaints(case, made, found, plain, exact) == []
 
 
 def test_what_a_norm_makes_irrelevant_is_rounding_and_not_wrong():

@@ -10,7 +10,7 @@ typedef struct {
 } Config;
 
 static size_t sizes[64];
-static int taken, fails_with, fails, calls, mixed;
+static int taken, fails_with, fails, calls, mixed, beyond;
 static _Thread_local int entered;
 static char bytes[512];
 static Config last;
@@ -19,13 +19,14 @@ static int attribute;
 void stub_takes(const size_t *given, int count) {
   memcpy(sizes, given, count * sizeof *sizes);
   taken = count;
-  fails = calls = mixed = attribute = 0;
+  fails = calls = mixed = beyond = attribute = 0;
 }
 void stub_fails(int status, int times) { fails_with = status, fails = times; }
 void stub_leave(void) { entered = 0; }
 int stub_entered(void) { return entered; }
 int stub_calls(void) { return calls; }
 int stub_mixed(void) { return mixed; }
+int stub_beyond(void) { return beyond; }
 int stub_attribute(void) { return attribute; }
 const Config *stub_config(void) { return &last; }
 const char *stub_bytes(void) { return bytes; }
@@ -56,7 +57,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
   return module != (void *)5 || strcmp(name, "kernel") ? 500 : 0;
 }
 int cuFuncGetParamInfo(void *function, size_t i, size_t *at, size_t *size) {
-  if ((int)i >= taken) return 1;
+  if ((int)i >= taken) return beyond++, 1;
   *at = 0, *size = sizes[i];
   return function != (void *)77;
 }

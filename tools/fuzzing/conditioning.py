@@ -43,15 +43,19 @@ def rounded(case: Case, made: Given, draw: int, roundings: int) -> Given:
     chance = torch.Generator(where).manual_seed(1 + draw)
     by = torch.finfo(case.type).eps / 2 * roundings
 
-    def turned(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        sign = torch.randint(0, 2, shape, generator=chance, device=where) * 2 - 1
-        return (x.double() * (1 + by * sign)).to(x.dtype)
+    def signs(shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(0, 2, shape, generator=chance, device=where) * 2 - 1
 
     def map_of(x: Tensor) -> Tensor:
         # A sample's channel as a whole in every other draw: as its mean is rounded, which roundings
         # of its elements would leave where it is.
-        return turned(x, x.shape if draw % 2 else (*x.shape[:-2], 1, 1))
+        shape = x.shape if draw % 2 else (*x.shape[:-2], 1, 1)
+        return (x.double() * (1 + by * signs(shape))).to(x.dtype)
 
-    for p in module.parameters():
-        p.copy_(turned(p, p.shape))
+    for owner in module.modules():
+        for name, p in owner.named_parameters(recurse=False):
+            # β is added to what was rounded, and is about as large as γ. Where two rows nearly
+            # agree and β is 0, both may so come to lie on one side of a relu.
+            size = owner.weight if name == "bias" else p
+            p.copy_(p.double() + by * signs(p.shape) * size.double().abs())
     return Given(module, [map_of(x) for x in made.inputs], map_of(made.grad), made.forms)

@@ -104,7 +104,9 @@ def _require_arguments(handle: int, name: str, formats: Sequence[str]) -> None:
         return
     at, size = ctypes.c_size_t(), ctypes.c_size_t()
     found: list[int] = []
-    while not ask(ctypes.c_void_p(handle), len(found), ctypes.byref(at), ctypes.byref(size)):
+    for number in range(len(formats)):  # beyond the last is an error, which sanitizers report
+        if ask(ctypes.c_void_p(handle), number, ctypes.byref(at), ctypes.byref(size)):
+            break
         found.append(size.value)
     if reason := misfit(found, formats):
         raise RuntimeError(f"{name} {reason}")
