@@ -141,3 +141,49 @@ def test_every_variant_is_compiled_once_and_for_each_target(tool):
     assert limits == [163, 99, 99, 227, 227, 99]
     shapes = {case.shape for case in tool.cases(quick=False) if case.common}
     assert shapes == {*tool.CIFAR, *tool.RESNET18, *tool.RESNEXT50}
+
+
+def test_keys_come_from_what_is_called_first():
+    """Or the key of a function would depend on what was compiled before it (``keys``)."""
+    keys = pytest.importorskip("mssar.kernels.triton.keys")
+    names = [module.__name__.split(".")[-1] for module in keys.MODULES]
+    folder = KERNELS / "triton"
+    assert sorted(names) == sorted(p.stem for p in folder.glob("[a-z]*.py") if p.stem != "keys")
+    trees = [ast.parse((folder / f"{name}.py").read_text()).body for name in names]
+    functions = [node for body in trees for node in body if is_jitted(node)]
+    every, seen = {f.name for f in functions}, set[str]()
+    assert len(every) == len(functions), "a name means one function"
+    for function in functions:
+        calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+        used = {called.id for called in calls if isinstance(called, ast.Name)}
+        assert used & every <= seen, f"{function.name} comes before what it calls"
+        seen.add(function.name)
+
+
+ORDER = """
+import random, sys
+from mssar.kernels.triton import keys
+
+keys.settle()
+functions = [
+    (f"{module.__name__}.{name}", value)
+    for module in keys.MODULES for name, value in vars(module).items()
+    if type(value).__name__ == "JITFunction" and value.__module__ == module.__name__
+]
+random.Random(sys.argv[1]).shuffle(functions)
+print(*sorted(f"{name} {value.cache_key}" for name, value in functions), sep="\\n")
+"""
+
+
+def test_keys_are_the_same_whatever_is_compiled_first():
+    pytest.importorskip("triton", minversion="3.4")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    one, other = (
+        subprocess.run(
+            [sys.executable, "-c", ORDER, seed],
+            env=environment, capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in "12"
+    )  # fmt: skip
+    assert one == other
+    assert one.count("\n") > 50

@@ -65,6 +65,9 @@ class Kernel:
         return found
 
     def compile(self) -> Any:
+        from mssar.kernels.triton import keys
+
+        keys.settle()
         args = [_example(kind) for kind in self.kinds]
         made = self.function.warmup(
             *args, grid=(1,), **self.constants, num_warps=self.warps, num_stages=self.stages,
@@ -140,6 +143,9 @@ def warm(kernels: Iterable[Kernel], device: torch.device) -> int:
         for k in missing:
             k._functions[index] = k.function
         return len(missing)
+    from mssar.kernels.triton import keys
+
+    keys.settle()  # before threads come in any order
     with _compiling:
         workers = max(1, min(THREADS, len(missing), os.cpu_count() or 1))
         with ThreadPoolExecutor(workers) as pool:

@@ -76,8 +76,10 @@ def _launch(
     adjoint: bool = False,
 ) -> None:
     """One source and a target a window; or, for the adjoint, a source a window and one target."""
+    from mssar.kernels.triton import keys
     from mssar.kernels.triton import windows as kernels
 
+    keys.settle()
     source, target = sources[0], targets[0]
     batch, channels, height, width = source.shape
     planes = batch * channels
