@@ -80,8 +80,8 @@ def located(source: str | Path) -> Path:
 
 
 def read(source: str | Path) -> Weights:
-    """A file of `mssar weights`, one of ours by its name, a checkpoint of the lab, or any state dict
-    in safetensors."""
+    """A file of `mssar weights`, one of ours by its name, a checkpoint of the lab, or any state
+    dict in safetensors."""
     path = located(source)
     if path.suffix.lower() in PICKLES:
         raise ValueError(f"{path} is a pickle, which may run anything; name a safetensors file")
