@@ -1,14 +1,25 @@
 """The pages that quote results, against the records; and ImageNet's, against measurements."""
 
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
+from mssar.lab import records
+from mssar.lab.experiments import paper
+from mssar.lab.report.groups import claim
+from mssar.lab.report.phrases import plus_minus
+from mssar.lab.report.welch import margin
+from mssar.networks.weights import PRETRAINED
+
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/results.md", "src/mssar/lab/report/assets/words.toml")
+CARDS = [f"src/mssar/networks/pretrained/{name}.md" for name in PRETRAINED]
+WEIGHTS = ("docs/networks.md", *CARDS)
 MEASURED = ("docs/imagenet.md", "docs/performance.md", "docs/measurements.md", "tools/imagenet.py")
 
 
@@ -19,7 +30,7 @@ def write_results(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copied(tmp_path):
-    for name in (*PAGES, *MEASURED, "tools/write-results", "records/table3.jsonl"):
+    for name in (*PAGES, *WEIGHTS, *MEASURED, "tools/write-results", "records/table3.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "docs" / "assets").mkdir()
@@ -47,6 +58,109 @@ def test_a_page_that_is_behind_is_named_and_then_mended(copied):
     assert write_results(copied).returncode == 0
     assert {name: (copied / name).read_text() for name in PAGES} == expected
     assert (copied / "docs" / "assets" / "courses.svg").read_text().count("<path") > 20
+
+
+def test_the_list_and_the_cards_of_weights_follow_the_records(copied):
+    expected = {name: (copied / name).read_text() for name in WEIGHTS}
+    (copied / CARDS[0]).write_text(expected[CARDS[0]].replace("27.96 %", "27.06 %"))
+    (copied / CARDS[1]).unlink()
+    page = copied / WEIGHTS[0]
+    page.write_text(page.read_text().replace("| 27.96 |", "| 27.06 |"))
+    done = write_results(copied, "--check")
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stderr.splitlines()] == list(WEIGHTS)
+    assert write_results(copied).returncode == 0
+    assert {name: (copied / name).read_text() for name in WEIGHTS} == expected
+
+
+RECORDS = records.read(ROOT / "records")
+
+
+def recorded(network: str, kind: str, dataset: str) -> list[records.Record]:
+    """At the width of the text."""
+    return [
+        r
+        for r in RECORDS
+        if (r.run["network"], r.run["recalibration"], r.run["dataset"]) == (network, kind, dataset)
+        and r.run["options"].get("reduction", 1) == 1
+    ]
+
+
+def published(table: tuple, network: str, kind: str, dataset: str) -> float:
+    """With all scales."""
+    (row,) = (
+        row
+        for row in table
+        if (row.network, row.recalibration) == (network, kind)
+        and dict(row.options).get("scales", (1, 2, 4)) == (1, 2, 4)
+    )
+    return row.errors[dataset]
+
+
+def test_what_is_said_of_the_tables_follows_from_the_records():
+    """Numbers in sentences, and what the pictures' descriptions say."""
+    readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
+
+    def errors(*cell: str) -> list[float]:
+        return [r.error for r in recorded(*cell)]
+
+    def gain(network: str, dataset: str = "cifar100"):
+        ours, none = (recorded(network, kind, dataset) for kind in ("mssar", "none"))
+        return claim("none", ours, none, None)
+
+    small, large = gain("resnet20"), gain("resnet56")
+    assert (small.verdict, large.verdict) == ("holds", "holds")
+    assert f"it lowers the error by {plus_minus(large.gain, large.margin)} points" in readme
+    assert f"In ResNet-56 by {large.gain:.2f} points, which is what the paper reports" in page
+    assert f"in ResNet-20 by {small.gain:.2f}, which is more" in page
+
+    cell = ("resnet56", "none", "cifar100")
+    main, scales = (published(table, *cell) for table in (paper.TABLE3, paper.TABLE4))
+    ours = published(paper.TABLE3, "resnet56", "mssar", "cifar100")
+    assert f"the paper reports {main - ours:.2f}" in readme
+    assert round(main - ours, 2) == round(large.gain, 2)
+    mean, spread = fmean(errors(*cell)), stdev(errors(*cell))
+    assert f"{scales} ± 0.14, in its table of scales, where the main table says {main}." in page
+    assert f"Our {mean:.2f} ± {spread:.2f} is {mean - scales:.1f} points above that" in page
+    assert mean - scales < margin(spread, len(errors(*cell)), 0.14, 3)
+    assert f"With {scales} the paper's own gain would be {scales - ours:.2f} points" in page
+    assert scales - ours < large.gain + large.margin
+    assert published(paper.TABLE3, "resnet32", "mssar", "cifar100") == scales
+    theirs = errors("resnet56", "mssar", "cifar100")
+    over, wide = fmean(theirs) - ours, margin(stdev(theirs), len(theirs), 0.21, 3)
+    assert f"With MS-SAR both tables say {ours}, ± 0.21; ours is higher by " in page
+    assert f"by {over:.2f} ± {wide:.2f}, Welch's interval" in page
+    assert round(over, 1) == round(mean - main, 1) == 0.5
+    assert "is 0.5 points above the paper's main table, without recalibration and with" in page
+    assert f"is only {mean - scales:.1f} or {mean - main:.1f} points worse" in page
+    assert f"two numbers for one network are {scales - main:.1f} points apart" in page
+    small_gap = fmean(errors("resnet20", "none", "cifar100")) - 31.87
+    assert f"on CIFAR-100 it is {small_gap:.1f} points worse than the paper" in page
+
+    last = {k: fmean(r.epochs[-1].train_error for r in recorded("resnet56", k, "cifar100"))
+            for k in ("none", "mssar")}  # fmt: skip
+    assert last["mssar"] < last["none"]  # "MS-SAR has the lower training error, too"
+    six = recorded("resnet56", "none", "cifar100") + recorded("resnet56", "mssar", "cifar100")
+    assert {(r.execution["together"], r.execution["stacked"]) for r in six} == {(6, 3)}
+    for kind in ("none", "mssar"):  # "seed 0 happens to have the lowest error of both networks"
+        found = recorded("resnet56", kind, "cifar100")
+        assert min(found, key=lambda r: r.error).run["seed"] == 0
+    took = sorted(r.seconds for r in six)
+    assert f"each took {took[0]:,.0f} to {took[-1]:,.0f} s from beginning to end" in page
+
+    for described in (readme, page):
+        (said,) = re.findall(r"Test errors over 160 epochs, of .*?[.]", described)
+        for network, dataset in (
+            ("resnet20", "cifar10"), ("resnet20", "cifar100"), ("resnet56", "cifar100"),
+        ):  # fmt: skip
+            means = {
+                kind: fmean(found)
+                for kind in ("none", "se", "mssar")
+                if (found := errors(network, kind, dataset))
+            }
+            assert min(means, key=means.get) == "mssar"
+        assert gain("resnet20", "cifar10").gain < min(small.gain, large.gain)
+        assert said.endswith("MS-SAR ends lowest in all three, and by most on CIFAR-100.")
 
 
 def test_hours_of_imagenet_follow_the_measurements(copied):

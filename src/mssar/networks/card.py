@@ -23,7 +23,7 @@ tags:
 ```python
 import mssar
 
-net = mssar.from_pretrained("{place}")
+net = {loading}
 ```
 
 ## Configuration
@@ -33,7 +33,22 @@ net = mssar.from_pretrained("{place}")
 | network | `{network}` |
 | recalibration | `{recalibration}` |
 {options}| classes | {classes} |
-{training}"""
+{file}{training}"""
+
+FILE = """
+## This file
+
+| | |
+|---|---|
+| weights | those of the last epoch, parameters in {precision} |
+| error | {error:.2f} %, measured again with these weights |
+| top-5 error | {error5:.2f} % |
+| images | {height} × {width} pixels, red, green and blue, each from 0 to 1 |
+| mean, to subtract | {mean} |
+| standard deviation, to divide by | {std} |
+
+`net.note` has these numbers, and the names of the classes.
+"""
 
 TRAINING = """
 ## Training
@@ -48,7 +63,7 @@ TRAINING = """
 | parameters | {params:,} |
 | multiply-adds an image | {macs:,} |
 | hardware | {hardware}, torch {torch} |
-| time | {seconds:,.0f} s |
+| time | {seconds:,.0f} s{together} |
 | code | mssar {version}{commit} |
 | command | `{command}` |
 
@@ -61,17 +76,32 @@ How it was trained is not recorded here.
 """
 
 
-def card(config: Mapping[str, Any], record: Mapping[str, Any] | None, place: str) -> str:
-    """The card of a configuration, to be loaded from a place; a record of another network is an
-    error."""
+def card(
+    config: Mapping[str, Any],
+    record: Mapping[str, Any] | None,
+    loading: str,
+    note: Mapping[str, Any] | None = None,
+    precision: str = "single precision",
+) -> str:
+    """The card of a configuration; a record of another network is an error.
+
+    Args:
+        config: as :mod:`mssar.networks.sharing` writes it.
+        record: of the run that trained it.
+        loading: the expression that loads it.
+        note: what a file of `mssar weights` says of itself; see :mod:`mssar.networks.weights`.
+        precision: of the parameters in that file.
+    """
     kind = config["recalibration"]
     network = config["network"]
     options = "".join(f"| {k} | {_text(v)} |\n" for k, v in config["options"].items())
     title = f"{network}, {NAMES.get(kind, kind)}"
-    facts = training = ""
+    facts = training = file = ""
     if record is not None:
-        training, facts = _training(config, record)
+        training, facts = _training(config, record, note or record)
         title += f", {record['run']['dataset']}"
+    if note is not None:
+        file = _file(note, precision)
     return CARD.format(
         facts=facts,
         title=title,
@@ -79,13 +109,31 @@ def card(config: Mapping[str, Any], record: Mapping[str, Any] | None, place: str
         recalibration=kind,
         kind=NAMES.get(kind, kind),
         classes=config["num_classes"],
-        place=place,
+        loading=loading,
         options=options,
+        file=file,
         training=training or UNTRAINED,
     )
 
 
-def _training(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[str, str]:
+def _file(note: Mapping[str, Any], precision: str) -> str:
+    _, height, width = note["size"]
+    mean, std = (", ".join(f"{value:.4f}" for value in note[name]) for name in ("mean", "std"))
+    return FILE.format(
+        precision=precision,
+        error=note["error"],
+        error5=note["error5"],
+        height=height,
+        width=width,
+        mean=mean,
+        std=std,
+    )
+
+
+def _training(
+    config: Mapping[str, Any], record: Mapping[str, Any], tested: Mapping[str, Any]
+) -> tuple[str, str]:
+    """The section, and the facts for the Hub, whose accuracy is that of what was tested."""
     try:
         run, environment, code = record["run"], record["environment"], record["code"]
         if (run["network"], run["recalibration"]) != (config["network"], config["recalibration"]):
@@ -94,7 +142,7 @@ def _training(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[str
                 f"and the network is {config['network']} {config['recalibration']}"
             )
         commit = str(code.get("commit") or "")[:12]
-        recipe = run["recipe"]
+        recipe, together = run["recipe"], record.get("execution", {}).get("together", 1)
         told = ", ".join(f"{k} {_text(v)}" for k, v in recipe.items() if not isinstance(v, dict))
         text = TRAINING.format(
             dataset=run["dataset"],
@@ -108,6 +156,7 @@ def _training(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[str
             hardware=environment["hardware"],
             torch=environment.get("torch", "?"),
             seconds=record["seconds"],
+            together=f", {together} runs at once" if together > 1 else "",
             version=code.get("version", "?"),
             commit=f", commit {commit}" if commit else "",
             command=_without_paths(record["command"]),
@@ -122,7 +171,7 @@ def _training(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[str
         "  - task:\n      type: image-classification\n"
         f"    dataset:\n      type: {run['dataset']}\n      name: {run['dataset']}\n"
         "    metrics:\n"
-        f"    - type: accuracy\n      value: {100 - record['error']:.2f}\n"
+        f"    - type: accuracy\n      value: {100 - tested['error']:.2f}\n"
     )
     return text, facts
 

@@ -78,9 +78,10 @@ def create_model(
             comparison "eca", "cbam", "coord", "ela", "ge" (timm's) or "simam".
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
         in_chans: channels of the images.
-        weights: a safetensors file to load, of this network. What ``mssar weights`` wrote says
-            what it is: the options and the classes left out here are the file's, and ``note`` of
-            the network is what else it says, such as the classes' names and the pixels' mean.
+        weights: a safetensors file to load, of this network, or the name of one that comes with
+            the package, such as "resnet56-mssar-cifar100". What ``mssar weights`` wrote says what
+            it is: the options and the classes left out here are the file's, and ``note`` of the
+            network is what else it says, such as the classes' names and the pixels' mean.
         options: for "se" ``reduction`` and ``backend``; for "mssar" ``scales``, ``strategy``,
             ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for "cbam" and
             "coord" ``reduction``; for DenseNets with one of ours or a callable ``stage``, "multi"

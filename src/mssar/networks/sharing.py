@@ -44,7 +44,7 @@ def _save(model: Classifier, place: Path, record: Record, name: str) -> Path:
     """``name``: what the card tells to load it by."""
     safetensors = _needed("safetensors.torch", "save_pretrained")
     config = _config(model)
-    text = card(config, _record(record), name)
+    text = card(config, _record(record), f'mssar.from_pretrained("{name}")')
     if place.exists() and not place.is_dir():
         raise ValueError(f"{place} is there and is no folder")
     state = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}

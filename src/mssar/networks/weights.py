@@ -21,6 +21,11 @@ CHECKPOINT = "mssar"  # that of a run's progress, in a checkpoint of the lab
 PREFIXES = ("average.", "model.")  # of the network's tensors there; the average, if there is one
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar")
 
+# Those that come with the package, by name; a file in the folder, with its card, is one more.
+PRETRAINED = {
+    path.stem: path for path in sorted((Path(__file__).parent / "pretrained").glob("*.safetensors"))
+}
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -69,13 +74,22 @@ class Weights:
             raise ValueError(f"{self.path} does not fit this network: {reason:.200}") from None
 
 
-def read(path: str | Path) -> Weights:
-    """A file of `mssar weights`, a checkpoint of the lab, or any state dict in safetensors."""
-    path = Path(path)
+def located(source: str | Path) -> Path:
+    """The file of a name in PRETRAINED; anything else is a path."""
+    return PRETRAINED.get(str(source)) or Path(source)
+
+
+def read(source: str | Path) -> Weights:
+    """A file of `mssar weights`, one of ours by its name, a checkpoint of the lab, or any state
+    dict in safetensors."""
+    path = located(source)
     if path.suffix.lower() in PICKLES:
         raise ValueError(f"{path} is a pickle, which may run anything; name a safetensors file")
     if not path.is_file():
-        raise ValueError(f"there is no file {path}; weights is a safetensors file")
+        names = ", ".join(PRETRAINED)
+        raise ValueError(
+            f"there is no file {path}; weights is a safetensors file, or one of {names}"
+        )
     try:
         import safetensors
     except ImportError:

@@ -19,7 +19,7 @@ from mssar.lab.commands.groups import grouped, options_of
 def evaluate(
     *,
     run: Annotated[
-        Path, typer.Argument(help="A run's folder, a checkpoint, or a file of weights.")
+        Path, typer.Argument(help="A run's folder, a checkpoint, or weights: a file or a name.")
     ],
     data_dir: opt.DataDir = None,
     by_class: Annotated[bool, typer.Option("--classes", help="The error of each class.")] = False,
@@ -33,17 +33,16 @@ def evaluate(
     \b
     mssar eval runs/cifar10-resnet20-mssar-seed0-1a2b3c --classes
     mssar eval resnet20-mssar.safetensors
+    mssar eval resnet56-mssar-cifar100
     """
     from mssar.lab import data
     from mssar.lab.engine import evaluate as engine
 
-    if not run.exists():
-        raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
     chosen = engine.trained(run, say)
     found = data.load(chosen.run.dataset, data_dir)
     score = engine.evaluate(chosen, found, how.execution(), say)
     if chosen.progress.data != found.checksum:
-        say(f"mssar: {found.name} is not what this run was trained on")
+        say(f"mssar: {found.name} is not what this run was trained on, or in another order")
     at = f"epoch {chosen.progress.epoch} of {chosen.run.recipe.epochs}"
     if chosen.progress.step:
         at += f" and {chosen.progress.step} steps"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def explain(
     run: Annotated[
-        Path, typer.Argument(help="A run's folder, a checkpoint, or a file of weights.")
+        Path, typer.Argument(help="A run's folder, a checkpoint, or weights: a file or a name.")
     ],
     images: Annotated[
         list[str],
@@ -50,6 +50,7 @@ def explain(
     mssar explain runs/demo/arrangements-resnet8-mssar-seed0-8b83ba test:17 test:4
     mssar explain runs/cifar10-resnet20-mssar-seed0-0f3a51 cat.jpg --block layer3.2 -o cat.png
     mssar explain resnet20-mssar.safetensors cat.jpg
+    mssar explain resnet56-mssar-cifar100 cat.jpg
     """
     import torch
 
@@ -61,8 +62,6 @@ def explain(
 
     out = out or output
     _require_place(out)
-    if not run.exists():
-        raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
     chosen = engine.trained(run, say)
     found = data_for(chosen, data_dir, images)
     maps.require_recalibrated(chosen, found)

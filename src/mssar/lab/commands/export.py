@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a checkpoint.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run's folder, a checkpoint, or weights: a file or a name.")
+    ],
     file: Annotated[
         Path | None,
         typer.Argument(help="What to write; the run's name here by default.", show_default=False),
@@ -50,8 +52,6 @@ def export(
     from mssar.lab.engine import evaluate as engine
     from mssar.lab.engine.result import image_shape
 
-    if not run.exists():
-        raise ValueError(f"there is no {run}; a run's folder is what `mssar train` names")
     if format_ is not None and format_ not in SUFFIXES:
         raise ValueError(f"--format is {' or '.join(SUFFIXES)}; got {format_!r}")
     if size is not None and size < 1:

@@ -48,7 +48,13 @@ def trained(
     say: Callable[[str], None] = lambda message: None,  # noqa: ARG005
 ) -> Trained:
     """The network of a run's folder, from its last checkpoint, or of one checkpoint file, or of a
-    file of weights."""
+    file of weights, or of weights that come with the package, by their name."""
+    directory = weights.located(directory)
+    if not directory.exists():
+        raise ValueError(
+            f"there is no {directory}; a run's folder is what `mssar train` names, and there are "
+            f"weights by the names {', '.join(weights.PRETRAINED)}"
+        )
     if directory.is_file() and (published := _published(directory)):
         return published
     found = load(directory) if directory.is_file() else newest(directory, say)

@@ -55,19 +55,20 @@ def coverage(made: Sequence[Table]) -> list[str]:
 
 
 def comparison(table: Table) -> list[str]:
-    """The demo's outcome, with what may be believed of it."""
+    """What the layer does on real pictures; then the demo's outcome, and what to believe of it."""
     found = []
     for row in table.rows:
         spread = f" ± {row.spread:.2f}" if row.spread is not None else ""
         runs = "one run" if row.n == 1 else f"{row.n} runs"
         name = {"none": "no recalibration", "se": "SE", "mssar": "MS-SAR"}
         found.append(
-            f"{name.get(row.recalibration, row.recalibration)}: {row.mean or 0:.2f}{spread} % "
+            f"Here, with {name.get(row.recalibration, row.recalibration)}: "
+            f"{row.mean or 0:.2f}{spread} % "
             f"of the test pictures wrong ({runs})."
         )
     ours = next((row for row in table.rows if row.recalibration == "mssar" and row.claim), None)
     found += [] if ours is None or ours.claim is None else _verdict(ours, ours.claim)
-    return [*found, wording()["demo"]["headline"]] if found else []
+    return [wording()["demo"]["headline"], *found] if found else []
 
 
 def compared(of: Comparison) -> list[str]:
