@@ -243,27 +243,10 @@ def test_tables_of_counts_are_exact(counts: dict[str, tuple[int, int]]) -> None:
         assert cells == [params, more_params, percent, macs, more_macs, macs_percent], name
 
 
-def costs(document: Path) -> set[tuple[str, str]]:
-    """What MS-SAR and timm's SE cost in time, by every row that has both."""
-    found, head = set(), [""]
-    for line in prose(document).splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else []
-        if {"MS-SAR", "timm's SE"} <= {*cells}:
-            head = cells
-        elif len(cells) == len(head) and cells[-1].endswith(" %"):
-            row = dict(zip(head, cells, strict=True))
-            found.add((row["MS-SAR"], row["timm's SE"]))
-    return found
-
-
-def test_costs_in_time_are_those_of_the_measurements() -> None:
-    measured = ROOT / "docs/measurements.md"
-    brief, manual = costs(README), costs(ROOT / "docs/performance.md")
-    assert len(brief) >= 4
-    assert brief <= manual <= costs(measured)
-    text = " ".join(measured.read_text("utf-8").split())
-    for longer in re.findall(r"([\d.]+) % longer", (ROOT / "docs/insert.md").read_text("utf-8")):
-        assert f"+{longer} %" in text
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_no_paragraph_begins_with_a_comment(document: Path) -> None:
+    """It would be taken for HTML up to its end, links and all."""
+    assert not re.findall(r"^<!--.*-->.+$", prose(document), re.MULTILINE)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)

@@ -1,9 +1,11 @@
-"""The pages that quote results, against the records; and ImageNet's, against measurements."""
+"""The pages that quote results and measurements, against the records."""
 
+import importlib
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -20,7 +22,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/results.md", "src/mssar/lab/report/assets/words.toml")
 CARDS = [f"src/mssar/networks/pretrained/{name}.md" for name in PRETRAINED]
 WEIGHTS = ("docs/networks.md", *CARDS)
-MEASURED = ("docs/imagenet.md", "docs/performance.md", "docs/measurements.md", "tools/imagenet.py")
+MEASURED = ("docs/imagenet.md", "docs/measurements.md", "docs/performance.md")
+TOOLS = ("tools/write-results", "tools/costs.py", "tools/courses.py", "tools/imagenet.py")
+DATA = ("records/table3.jsonl", "records/costs.toml")
 
 
 def write_results(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +34,7 @@ def write_results(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copied(tmp_path):
-    for name in (*PAGES, *WEIGHTS, *MEASURED, "tools/write-results", "records/table3.jsonl"):
+    for name in (*PAGES, *WEIGHTS, *MEASURED, *TOOLS, *DATA):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "docs" / "assets").mkdir()
@@ -163,18 +167,61 @@ def test_what_is_said_of_the_tables_follows_from_the_records():
         assert said.endswith("MS-SAR ends lowest in all three, and by most on CIFAR-100.")
 
 
+def remeasured(root: Path, before: str, after: str) -> list[str]:
+    """The pages that are written once a measurement has changed."""
+    file = root / "records" / "costs.toml"
+    assert file.read_text().count(before) == 1
+    file.write_text(file.read_text().replace(before, after))
+    done = write_results(root)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.removeprefix("written: ").split("; ")[0].split(", ")
+
+
+def test_a_cost_stands_once_and_changes_on_every_page(copied):
+    now = "date = 2026-11-17, mssar = -3.1"
+    assert remeasured(copied, now, "date = 2026-12-01, mssar = 9") == [
+        "README.md", "docs/measurements.md", "docs/performance.md"
+    ]  # fmt: skip
+    row = "| eager, batch 256, training |"
+    for name, rest in (
+        ("README.md", " +19.7 % | +9 % |"),
+        ("docs/performance.md", " +9 % | +19.7 % |"),
+        ("docs/measurements.md", " +159 % | +9 % | +19.7 % | +8 %, missed |"),
+    ):
+        assert f"{row}{rest}\n" in (copied / name).read_text()
+
+
+def test_a_number_in_a_sentence_is_written_too(copied):
+    written = remeasured(copied, "cases = 10_200", "cases = 30_000")
+    assert written == ["README.md", "docs/measurements.md"]
+    for name in written:
+        assert "-->30,000<!--" in (copied / name).read_text()
+
+
 def test_hours_of_imagenet_follow_the_measurements(copied):
     """Twice the time of a step: twice the hours of a GPU that is fed by whatever it takes."""
-    page, manual = copied / "docs" / "imagenet.md", copied / "docs" / "performance.md"
-    row = "| ResNet-34 | none |"
+    page, row = copied / "docs" / "imagenet.md", "| ResNet-34 | none |"
 
     def hours() -> float:
         (line,) = (x for x in page.read_text().split("_hours -->")[1].splitlines() if row in x)
         return float(line.split("|")[3])
 
     before = hours()
-    manual.write_text(manual.read_text().replace("| 20.77 |", "| 41.54 |"))
-    done = write_results(copied, "--check")
-    assert (done.returncode, done.stderr.split()[0]) == (1, "docs/imagenet.md")
-    assert write_results(copied).returncode == 0
+    assert remeasured(copied, "without_ms = 20.77", "without_ms = 41.54") == [*MEASURED]
     assert hours() == pytest.approx(2 * before, abs=0.1)
+
+
+def test_goals_are_those_of_the_benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    costs = tomllib.loads((ROOT / "records" / "costs.toml").read_text())
+    overhead, first_step = map(importlib.import_module, ("overhead", "first_step"))
+    wanted = {name: work.goal for name, work in overhead.WORKLOADS.items()}
+    wanted["resnet18-eager-train-memory"] = overhead.MEMORY_GOAL
+    for name, row in costs["overhead"].items():
+        if name in wanted:
+            assert row["goal"] == pytest.approx(100 * wanted[name]), name
+    _, _, batch, size = first_step.SETTING
+    for case in first_step.cases(batch, size):
+        assert costs["first_step"][case.name.replace(" ", "-")].get("goal") == case.goal
+    for file in (ROOT / "benchmarks").glob("*.py"):
+        sys.modules.pop(file.stem, None)

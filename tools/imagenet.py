@@ -1,17 +1,16 @@
 """What the paper's ILSVRC2012 table asks for in time, cores and bytes: docs/imagenet.md's numbers.
 
-Arithmetic on what the documents say was measured: steps (docs/performance.md), decoding
-(docs/measurements.md), and the recipe. tools/write-results writes it.
+Arithmetic on what was measured (records/costs.toml: steps, decoding) and the recipe.
+tools/write-results writes it.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from costs import Costs, Table
 
 from mssar.lab.data.imagefolder import ILSVRC2012 as SIZE
 from mssar.lab.experiments.paper import ILSVRC2012 as ROWS
@@ -24,8 +23,6 @@ BATCH = 256  # a GPU, as where steps were measured
 BYTES = 138 * 2**30  # of the training set's tar file
 NAMES = {"resnet18": "ResNet-18", "resnet34": "ResNet-34", "resnext50": "ResNeXt-50"}
 TRAIN, TEST = SIZE[1:]
-
-Table = tuple[list[str], list[list[str]], int]  # head, lines, how many columns are text
 
 
 @dataclass(frozen=True)
@@ -40,29 +37,21 @@ class Measured:
     decoding: float  # ms of the GPU's decoder, for a photograph
 
     @classmethod
-    def read(cls, docs: Path) -> Measured:
-        manual = (docs / "performance.md").read_text("utf-8")
-        number, more = r"([\d.,]+)", r"([+−][\d.]+) %"
+    def of(cls, costs: Costs) -> Measured:
         steps = {}
-        for network, name in NAMES.items():
-            row = _only(rf"\| {name}, training \| {number} \| {more} \| {more} \|", manual)
-            plain, ours, se = (float(cell.replace("−", "-")) for cell in row)
-            for kind, percent in (("none", 0.0), ("se", se), ("mssar", ours)):
-                steps[network, kind] = plain * (1 + percent / 100)
-        (passed,) = _only(rf"\| ResNet-18, inference \| {number} \|", manual)
-        notes = (docs / "measurements.md").read_text("utf-8")
-
-        def rate(label: str) -> float:
-            return float(_only(rf"\| {label}.* \| {number} \|", notes)[0].replace(",", ""))
-
-        (decoding,) = _only(rf"On the GPU, decoding takes {number} ms", notes)
+        for network in NAMES:
+            row = costs["overhead"][f"{network}-train"]
+            for kind, percent in (("none", 0), ("se", row["se"]), ("mssar", row["mssar"])):
+                steps[network, kind] = row["without_ms"] * (1 + percent / 100)
+        passed = costs["overhead"]["resnet18-infer"]["without_ms"]
+        reading = costs["photographs"]
         return cls(
             steps,
-            float(passed) / steps["resnet18", "none"],
-            rate(f"ours, {CORES} workers"),
-            rate("ours, the GPU decodes"),
-            rate("one core"),
-            float(decoding),
+            passed / steps["resnet18", "none"],
+            reading["workers"]["rate"],
+            reading["gpu"]["rate"],
+            reading["core"]["rate"],
+            reading["gpu"]["decoding_ms"],
         )
 
     def rate(self, network: str, kind: str) -> float:
@@ -76,14 +65,9 @@ class Measured:
         return RECIPE.epochs * max(alone, reading) / gpus / 3600
 
 
-def _only(pattern: str, text: str) -> Sequence[str]:
-    found = re.findall(pattern, text)
-    assert len(found) == 1, f"{len(found)} of {pattern}"
-    return found[0] if isinstance(found[0], tuple) else found
-
-
-def rates(found: Measured) -> Table:
+def rates(costs: Costs) -> Table:
     """What GPUs take in."""
+    found = Measured.of(costs)
     lines = []
     for row in ROWS:
         one = found.rate(row.network, row.recalibration)
@@ -93,8 +77,9 @@ def rates(found: Measured) -> Table:
     return ["network", "recalibration", "ms per step", *_gpus()], lines, 2
 
 
-def feeding(found: Measured) -> Table:
+def feeding(costs: Costs) -> Table:
     """Cores and bytes that keep GPUs busy, of the networks without recalibration."""
+    found = Measured.of(costs)
     lines = []
     for network, name in NAMES.items():
         one = found.rate(network, "none")
@@ -104,8 +89,9 @@ def feeding(found: Measured) -> Table:
     return head, lines, 1
 
 
-def hours(found: Measured) -> Table:
+def hours(costs: Costs) -> Table:
     """Of every row, by the GPUs alone and with the cores that were measured."""
+    found = Measured.of(costs)
     lines = []
     for row in ROWS:
         line = [NAMES[row.network], spelt(row.recalibration)]
@@ -120,8 +106,9 @@ def hours(found: Measured) -> Table:
     return head, lines, 2
 
 
-def summary(found: Measured) -> str:
+def summary(costs: Costs) -> str:
     """What follows, in words."""
+    found = Measured.of(costs)
     fastest = found.rate("resnet18", "none")
     many = GPUS[-1]
     alone, fed = (_side_by_side(found, fed=fed) for fed in (False, True))

@@ -1,0 +1,65 @@
+"""docs/assets/courses.svg: test errors over training. tools/write-results draws it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from mssar.lab.records import Record
+
+
+@dataclass(frozen=True)
+class Line:
+    """Runs that differ in their seed."""
+
+    name: str
+    colour: str
+    runs: Sequence[Record]
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    errors: tuple[float, float]  # from, to
+    lines: Sequence[Line]
+
+
+def draw(file: Path, panels: Sequence[Panel]) -> None:
+    """Means, and from the lowest to the highest seed."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.hashsalt": "mssar", "svg.fonttype": "none", "font.size": 10})
+    import matplotlib.pyplot as plt
+
+    columns = 3 if len(panels) % 2 else 2
+    down = math.ceil(len(panels) / columns)
+    figure, grid = plt.subplots(
+        down, columns, figsize=(9.4, 3.4 * down), layout="constrained", squeeze=False
+    )
+    axes = [axis for row in grid for axis in row]
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    for axis, panel in zip(axes, panels, strict=False):
+        for line in panel.lines:
+            by_run = [[epoch.test_error for epoch in run.epochs] for run in line.runs]
+            by_epoch = list(zip(*by_run, strict=True))
+            mean = [fmean(errors) for errors in by_epoch]
+            number = range(1, len(mean) + 1)
+            low, high = ([f(errors) for errors in by_epoch] for f in (min, max))
+            axis.fill_between(number, low, high, color=line.colour, alpha=0.2, linewidth=0)
+            label = f"{line.name}  {mean[-1]:.2f}"
+            axis.plot(number, mean, color=line.colour, linewidth=1.2, label=label)
+        axis.set_title(panel.title, fontsize=10)
+        axis.set_xlabel("epoch")
+        axis.set_xlim(1, 160)
+        axis.set_ylim(panel.errors)
+        axis.legend(title="test error at the end, %", frameon=False, fontsize=9, title_fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    for row in grid:
+        row[0].set_ylabel("test error, %")
+    figure.patch.set_facecolor("white")
+    figure.savefig(file, metadata={"Date": None})
