@@ -3,6 +3,9 @@
 import copy
 import pickle
 import re
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import MethodType
 
@@ -587,3 +590,25 @@ def test_a_copy_made_after_a_call_is_a_network_of_its_own(again):
     for name, value in net.state_dict().items():
         assert torch.equal(value, state[name]), name
     assert_by_modules(net, x.clone(), TRAINED)
+
+
+def test_threads_that_share_a_layer_find_its_plan_whole():
+    """Once tensors have moved, one thread must not meet what another has half replaced."""
+    x, interval = maps(2, 12, 2, 2), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(60):
+            shared = layer(scales=(1,)).eval()
+            bound = fusible._bound(shared, None)
+            begin = threading.Barrier(4)
+
+            def look(bound=bound, begin=begin):
+                begin.wait()
+                plan, given = bound.plan(x, None, None)
+                return not isinstance(plan, str) and len(given)
+
+            with ThreadPoolExecutor(4) as pool:
+                found = [pool.submit(look) for _ in range(4)]
+            assert [one.result() for one in found] == [10] * 4
+    finally:
+        sys.setswitchinterval(interval)

@@ -337,9 +337,31 @@ def test_compiled_graphs_call_ops_that_no_formula_slows_down(unchecked):
     torch.compiler.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_another_eps_is_another_graph_and_no_break(unchecked, dynamic):
+    """Dynamo leaves floats open that differ, or all of them if it is told to."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    make = lambda c: unchecked.MSSAR(c, scales=(1, 2), backend="triton")  # noqa: E731
+    net, x = unchecked.networks.BasicBlock(12, 12, 1, make).to(DEVICE), maps(4, 12, 4, 4)
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(net, fullgraph=True, backend=counter, dynamic=dynamic)
+    for eps, graphs in ((1e-5, 1), (1e-3, 2), (0.5, 3), (1e-3, 3)):
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps = eps
+        with torch.no_grad():
+            assert_close(compiled(x), net(x), rtol=1e-5, atol=1e-5)
+        assert counter.frame_count == graphs
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("activation", ["relu", "silu", None])
-def test_settings_are_read_as_they_were_written(activation):
-    settings = Settings((1, 2, 4), (1e-5, 0.1, 1 / 3), activation, True, False, True, "tf32")
+@pytest.mark.parametrize("eps", [1e-5, 0.1, 1 / 3, 1e-12, 0, math.inf])
+def test_settings_are_read_as_they_were_written(activation, eps):
+    settings = Settings((1, 2, 4), (eps, 0.1, 1e-3), activation, True, False, True, "tf32")
     assert read(settings.written()) == settings
     assert read(settings._replace(scales=(3,), norm=False).written()).tensors == 10
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from operator import attrgetter, contains, is_, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,7 +27,7 @@ from mssar.kernels.dense.plan import Step, step_plan
 from mssar.kernels.grids import FINEST, finest
 from mssar.kernels.launch import pointers
 from mssar.kernels.tail import op
-from mssar.kernels.tail.forward import Tracked, arguments
+from mssar.kernels.tail.forward import Arguments, Tracked, arguments
 from mssar.kernels.tail.plan import ACTIVATIONS, Plan, Settings, is_last, plan, shape_of
 from mssar.kernels.tail.synchronise import Group
 
@@ -114,7 +114,7 @@ def tail(
         return _traced(x, layer, bound, shortcut, activation)
     if (reason := _transformed()) is not None:
         return _declined(layer, reason)
-    plan = bound.plan(x, shortcut, activation)
+    plan, given = bound.plan(x, shortcut, activation)
     if isinstance(plan, str):
         return _declined(layer, plan)
     group = None
@@ -122,7 +122,7 @@ def tail(
         group, reason = _group(bound.moved)
         if reason is not None:
             return _declined(layer, reason)
-    return op.eager(plan, x, shortcut, bound.trained, bound.arguments, bound.tracked, group)
+    return op.eager(plan, x, shortcut, bound.trained, given, bound.tracked, group)
 
 
 def _traced(
@@ -175,11 +175,20 @@ def dense_step(x: Tensor, cells: Tensor, bound: _Bound, carry: bool) -> tuple[Te
     if op.watched(x):
         settings = bound.settings(None, products_in(x))
         return dense.traced(x, cells, bound.trained, bound.given, settings, bound.tracked, carry)
-    plan = bound.plan(x, None, None)
+    plan, given = bound.plan(x, None, None)
     if not isinstance(plan, Step):
         raise ValueError(f"a dense step cannot be taken: {plan}")
     group = _group(bound.moved)[0] if bound.synchronised else None
-    return dense.eager(plan, x, cells, bound.trained, bound.arguments, bound.tracked, carry, group)
+    return dense.eager(plan, x, cells, bound.trained, given, bound.tracked, carry, group)
+
+
+class _Kept(NamedTuple):
+    """What holds while tensors stay where they are, of their types."""
+
+    at: tuple[int, ...]
+    types: tuple[torch.dtype, ...]
+    plans: dict[Any, Plan | str]
+    arguments: Arguments
 
 
 class _Bound:
@@ -261,8 +270,7 @@ class _Bound:
         self._owned = list(chain.from_iterable(map(_VALUES, owners)))
         self._norms = [m.__dict__ for m in norms]
         self._state = list(map(_STATE, self._norms))
-        self._at: tuple[Any, ...] = ()
-        self._types: tuple[torch.dtype, ...] = ()
+        self._kept: _Kept | None = None
 
     def current(self, norm: nn.Module | None) -> bool:
         """Whether the modules are as they were."""
@@ -277,21 +285,23 @@ class _Bound:
             and list(map(_STATE, self._norms)) == self._state
         )
 
-    def plan(self, x: Tensor, shortcut: Tensor | None, activation: str | None) -> Plan | str:
-        """For a call, or why it is not one for the kernels."""
-        at, types = pointers(self.tensors), tuple(map(_DTYPE, self.tensors))
-        if at != self._at or types != self._types:  # a tensor is elsewhere, or of another type
-            self._at, self._types = at, types
-            self._plans: dict[Any, Plan | str] = {}
-            self.arguments = arguments(at, self.settings(None, ""))
+    def plan(
+        self, x: Tensor, shortcut: Tensor | None, activation: str | None
+    ) -> tuple[Plan | str, Arguments]:
+        """For a call, or why it is not one for the kernels; and the tensors, as they are now."""
+        at, types = tuple(map(Tensor.data_ptr, self.tensors)), tuple(map(_DTYPE, self.tensors))
+        kept = self._kept  # all of it at once: other threads may be here, too
+        if kept is None or at != kept.at or types != kept.types:  # elsewhere, or of another type
+            given = arguments(pointers(self.tensors), self.settings(None, ""))
+            kept = self._kept = _Kept(at, types, {}, given)
         last, precision, device = is_last(x), products_in(x), x.device
         added = shortcut if shortcut is None else (shortcut.shape, shortcut.dtype, shortcut.device)
         cast = torch.is_autocast_enabled(device.type)
         key = (x.shape, last, x.dtype, device, added, activation, precision, cast)
-        found = self._plans.get(key)
+        found = kept.plans.get(key)
         if found is None:
-            found = self._plans[key] = self._plan(x, shortcut, activation, last, types)
-        return found
+            found = kept.plans[key] = self._plan(x, shortcut, activation, last, types)
+        return found, kept.arguments
 
     def _plan(
         self,
@@ -388,7 +398,8 @@ def _misfit(
     ):
         return "the shortcut differs in shape, type or device"
     device, dtype = x.device, bound.trained[-3].dtype  # an Ω₂'s
-    if any(t.device != device for t in bound.tensors):
+    moved = [] if bound.tracked is None else [t for some in bound.tracked[:3] for t in some]
+    if any(t.device != device for t in [*bound.tensors, *moved]):
         return "x and the modules are on different devices"
     if dtype is not x.dtype and not torch.is_autocast_enabled(device.type):
         return f"x is {x.dtype}, the layer {dtype}"

@@ -38,7 +38,7 @@ def tail(
 
     Args:
         y: what the last convolution made.
-        norm: the norm behind it; None if there is none.
+        norm: the norm after it; None if there is none.
         recalibrate: an :class:`mssar.MSSAR`, or any other module, which is then simply called.
         shortcut: what is added; None if nothing is.
         activation: "relu", "silu", or None.

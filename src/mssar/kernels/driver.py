@@ -3,7 +3,7 @@
 Triton has a launcher for that, which up to 3.6 is a C module a signature, all of one name. Python
 gives a module of its own only to the first that loads such a file; who loads it again gets the one
 that was loaded last, whoever uses it, with the functions exchanged. So kernels that are loaded in
-several threads may end up with each other's launchers. This one also needs no C compiler.
+several threads may end up with each other's launchers. Here there is none to compile or to load.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 # CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes and how many.
 CONFIG = "7IQQI"
-SCRATCH = 2  # pointers that Triton puts behind the arguments: none of our kernels uses them
+SCRATCH = 2  # pointers that Triton puts after the arguments: none of our kernels uses them
 WARP = 32
 FREE_SHARED = 48 << 10  # bytes that a program has without asking
 MAX_DYNAMIC_SHARED, PREFER_SHARED = 8, 1  # of the driver's enumerations
@@ -35,7 +35,8 @@ class Function:
     def __init__(self, device: int, made: Any, formats: Sequence[str]) -> None:
         """In the context of this device, of what Triton has made."""
         meta = made.metadata
-        if getattr(meta, "global_scratch_size", 0) or getattr(meta, "num_ctas", 1) != 1:
+        scratch = [getattr(meta, f"{kind}_scratch_size", 0) for kind in ("global", "profile")]
+        if any(scratch) or getattr(meta, "num_ctas", 1) != 1:
             raise RuntimeError(f"{meta.name} was compiled in a way that it cannot be launched")
         self.device, self.name = device, str(meta.name)
         self._block, self._shared = WARP * int(meta.num_warps), int(meta.shared)
@@ -44,7 +45,8 @@ class Function:
         self._handle = _load(device, made.asm["cubin"], self.name, self._shared)
         self._launch = _driver().cuLaunchKernelEx
         _require_arguments(self._handle, self.name, formats)
-        # An argument's memory a thread: packing and launching are two steps.
+        # Memory for arguments, a thread's own: packing and launching are two steps. A signal's
+        # handler that launches the same kernel between them would be one too many.
         self._slots: dict[int, tuple[Any, int, int, Any]] = {}
 
     def _slot(self) -> tuple[Any, int, int, Any]:
@@ -75,7 +77,7 @@ class Function:
 
 
 def _offsets(formats: str) -> tuple[list[int], int]:
-    """Where arguments lie behind the configuration, and the size of it all."""
+    """Where arguments lie after the configuration, and the size of it all."""
     every = f"{formats}{'Q' * SCRATCH}"
     ends = [struct.calcsize(f"@{CONFIG}{every[: i + 1]}") for i in range(len(every))]
     return [end - struct.calcsize(kind) for end, kind in zip(ends, every, strict=True)], ends[-1]
@@ -105,7 +107,8 @@ def _require_arguments(handle: int, name: str, formats: Sequence[str]) -> None:
     at, size = ctypes.c_size_t(), ctypes.c_size_t()
     found: list[int] = []
     for number in range(len(formats)):  # beyond the last is an error, which sanitizers report
-        if ask(ctypes.c_void_p(handle), number, ctypes.byref(at), ctypes.byref(size)):
+        index = ctypes.c_size_t(number)
+        if ask(ctypes.c_void_p(handle), index, ctypes.byref(at), ctypes.byref(size)):
             break
         found.append(size.value)
     if reason := misfit(found, formats):
@@ -122,8 +125,10 @@ def misfit(taken: list[int], formats: Sequence[str]) -> str | None:
 
 
 def _enter(device: int) -> None:
-    """Make PyTorch's context of the device this thread's."""
+    """Make PyTorch's context of the device this thread's, if it has none."""
     driver, context, number = _driver(), ctypes.c_void_p(), ctypes.c_int()
+    if not driver.cuCtxGetCurrent(ctypes.byref(context)) and context.value:
+        return
     _require(driver.cuDeviceGet(ctypes.byref(number), device), "find the device")
     what = "enter the device's context"
     _require(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number), what)
@@ -136,7 +141,7 @@ def _require(status: int, what: str) -> None:
     said = ctypes.c_char_p()
     _driver().cuGetErrorString(status, ctypes.byref(said))
     why = said.value.decode() if said.value else f"error {status}"
-    raise RuntimeError(f"CUDA could not {what}: {why}")
+    raise RuntimeError(f"CUDA could not {what}: {why}; an earlier kernel may be to blame")
 
 
 @cache

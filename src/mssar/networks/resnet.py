@@ -30,7 +30,7 @@ class Block(nn.Module, ABC):
     @property
     @abstractmethod
     def last_norm(self) -> nn.Module:
-        """The BN behind the last convolution."""
+        """The BN after the last convolution."""
 
     @abstractmethod
     def residual(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N C h w"]:
@@ -132,7 +132,7 @@ def stage(
 
 
 class ResNet(Classifier):
-    """Four stages of blocks behind a 7×7 stem."""
+    """Four stages of blocks after a 7×7 stem."""
 
     def __init__(
         self,

@@ -126,7 +126,7 @@ class InPlace(Holder):
 class End(Holder):
     """A residual block of somebody else's, with our end: norm, layer, shortcut, activation.
 
-    Subclasses stand in front of the block's own class, and say how its forward goes up to the end.
+    Subclasses come before the block's own class, and say how its forward goes up to the end.
     """
 
     def end(

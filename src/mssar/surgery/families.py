@@ -41,10 +41,10 @@ class Place:
     end: Exchange | None = None  # the class of ours
     inside: str = ""  # else what is wrapped; the block itself where this is empty
     last: bool = False  # what is wrapped makes N H W C
-    replaces: bool = False  # the layer stands for it, instead of behind it
+    replaces: bool = False  # the layer stands for it, instead of after it
     norm: str | None = None  # the BN that precedes the layer
     between: tuple[str, ...] = ()  # what comes between the layer and the shortcut
-    activation: str | None = None  # behind the shortcut, where our class has both; "": it is relu
+    activation: str | None = None  # after the shortcut, where our class has both; "": it is relu
     doubled: tuple[
         str, ...
     ] = ()  # tensors that double the map, so that weights of ½ change nothing
@@ -62,7 +62,7 @@ def wrapped(block: nn.Module, name: str, reduction: int | None = None) -> Place:
     if channels is None:
         raise ValueError(
             f"a {type(its).__name__} does not say how many channels it makes; name the convolution "
-            "or norm behind which the layer belongs"
+            "or norm after which the layer belongs"
         )
     return Place(
         channels,

@@ -91,7 +91,7 @@ class Step(Plan):
 
     @property
     def ns(self) -> int:
-        """Numbers of a row behind the step."""
+        """Numbers of a row after the step."""
         return padded(self.cx + self.c)
 
     @property

@@ -43,7 +43,7 @@ class Settings(NamedTuple):
     scales: tuple[int, ...]
     eps: tuple[float, float, float]  # of the front norm, the hidden layers', the gates'
     activation: str | None
-    norm: bool  # there is one in front
+    norm: bool  # there is one before the layer
     fixed: bool  # with given statistics
     branches_fixed: bool
     precision: str  # of products: "bf16", "tf32" or "ieee"
@@ -55,7 +55,12 @@ class Settings(NamedTuple):
 
     def written(self) -> str:
         """As an op takes them."""
-        lists = [",".join([str(n) for n in some]) for some in (self.scales, self.eps)]
+        # Of a float that Dynamo leaves open (dynamic=True, or another eps before), `str` would
+        # break the graph; `hex` does not.
+        lists = [
+            ",".join([str(n) for n in self.scales]),
+            ",".join([float(n).hex() for n in self.eps]),
+        ]
         flags = [str(int(flag)) for flag in (self.norm, self.fixed, self.branches_fixed)]
         return " ".join([*lists, self.activation or "none", *flags, self.precision])
 
@@ -63,7 +68,7 @@ class Settings(NamedTuple):
 @lru_cache(maxsize=1024)
 def read(settings: str) -> Settings:
     scales, eps, activation, *flags, precision = settings.split(" ")
-    front, hidden, gates = map(float, eps.split(","))
+    front, hidden, gates = map(float.fromhex, eps.split(","))
     norm, fixed, branches_fixed = (flag == "1" for flag in flags)
     return Settings(
         tuple(map(int, scales.split(","))), (front, hidden, gates),
@@ -88,13 +93,13 @@ class Saved(NamedTuple):
     """What the gradient needs, in one allocation."""
 
     norms: Pointer  # a table each: the front one's, the hidden layers', the gates'
-    shares: Pointer  # one by the values of a channel: in front, and a scale
+    shares: Pointer  # one by the values of a channel: of the front norm, and a scale
     counters: Pointer
     reduces: Pointer  # Ω₁ of all scales, rows CXS apart
     expands: Pointer  # Ω₂, rows JS apart
-    normal: Pointer  # rows × CXS: means behind the front norm, but for γ and β
-    hidden: Pointer  # rows × JS: in front of their norm
-    gates: Pointer  # rows × CS: in front of theirs
+    normal: Pointer  # rows × CXS: means after the front norm, but for γ and β
+    hidden: Pointer  # rows × JS: before their norm
+    gates: Pointer  # rows × CS: before theirs
 
 
 class Norms(NamedTuple):

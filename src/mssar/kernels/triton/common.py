@@ -168,7 +168,7 @@ def keep_lines(lines, norm, stride, c, in_c, added, crossed, share):
 
 @triton.jit
 def in_front(grads, values, at, mask, lines, stride, c, in_c):
-    """The gradient in front of a BN, by these lines."""
+    """The gradient before a BN, by these lines."""
     s = tl.load(lines + c, in_c, 0.0)
     p = tl.load(lines + stride + c, in_c, 0.0)
     q = tl.load(lines + 2 * stride + c, in_c, 0.0)

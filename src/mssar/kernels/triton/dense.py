@@ -7,7 +7,7 @@ unpool      that            → the gradient of the map whose means they are
 
 The main vector's means over cells are carried along, so that a step passes over its new channels
 only: z is one number on a cell, so that the mean of z · x is z times that of x. Rows of means are
-CXS numbers long, or behind a step NS, multiples of 16 with zeros behind the last channel.
+CXS numbers long, or after a step NS, multiples of 16 with zeros after the last channel.
 """
 
 import triton
@@ -81,7 +81,7 @@ def carry(
     x,
     out,  # out: z · x
     cells,  # rows of cells × CXS, float32: the main vector's means
-    nexts,  # out: rows of cells × NS, float32: these, and behind them those of the output
+    nexts,  # out: rows of cells × NS, float32: these, and after them those of the output
     gates,
     norms,
     N,

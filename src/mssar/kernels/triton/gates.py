@@ -1,6 +1,6 @@
 """From sums over cells to gradients of the gates.  N batch, C channels, fh fw cells, L scales.
 
-gates   sums over cells, gates → z, gradients in front of each scale's sigmoid, parts of sums
+gates   sums over cells, gates → z, gradients before each scale's sigmoid, parts of sums
 settle  those                  → what the gates' norms need for their gradients, and the front one
 """
 
@@ -25,10 +25,10 @@ from mssar.kernels.triton.common import (
 @triton.jit(do_not_specialize=["N", "CS", "JS", "fh", "fw"])
 def gates(
     cell_sums,  # 2 × rows of cells × CS, from `gather`
-    values,  # rows × CS: the gates in front of their norms
+    values,  # rows × CS: the gates before their norms
     norms,
     weights,  # out: rows of cells × CS, z
-    grads,  # out: rows × CS, gradients in front of each scale's sigmoid
+    grads,  # out: rows × CS, gradients before each scale's sigmoid
     parts,  # out: 2 × (L + 1) × N × CS, their sums, and those of their products with their norm's
     # output; and the same of z · grad, of which x̂ is the front norm's
     N,

@@ -1,8 +1,9 @@
 """Keys of kernels in Triton's cache on disk, the same in every process.
 
-A function's key holds the constants that are used by the functions it calls, but (in Triton 3.4 to
-3.9) only of those that were looked at before it. So the key depends on what was compiled first, and
-where threads compile, on chance: a new process would not find kernels that are there.
+A function's key holds the constants that are used by the functions it calls, but (in Triton 3.6;
+3.9 has it right) only of those that were looked at before it. So the key depends on what was
+compiled first, and where threads compile, on chance: a new process would not find kernels that are
+there.
 """
 
 from functools import cache

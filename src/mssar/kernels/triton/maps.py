@@ -2,11 +2,11 @@
 
 sums     x                   → every cell's mean, statistics of x
 apply    x, gates, shortcut  → act(z · (a·x + b) + shortcut)
-gather   grad, out, x        → grad behind the activation, its sums a cell, those of grad · x
+gather   grad, out, x        → grad before the activation, its sums a cell, those of grad · x
 scatter  grad, x, pools' grads → the gradient of x; sums of the parts of the weights' gradients
 
 A program has one sample, some of its cells, and CT channels. Rows of what is kept of cells and
-regions are CS numbers long, a multiple of 16, with zeros behind the last channel.
+regions are CS numbers long, a multiple of 16, with zeros after the last channel.
 """
 
 import triton
@@ -361,7 +361,7 @@ def scatter(
     pool_grads,  # rows × CS: gradients of each scale's means
     norms,
     shares,  # one by the values that the front norm has a channel, or 0
-    sums,  # 2 × CS: of the gradient in front of that norm, and of its products with its output
+    sums,  # 2 × CS: of the gradient before that norm, and of its products with its output
     weight_parts,
     weight_grads,  # out: all scales' Ω₁, then their Ω₂
     N,

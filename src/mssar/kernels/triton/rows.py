@@ -1,11 +1,11 @@
 """From cells to gates: the branches on rows, all scales in one launch.  J hidden channels.
 
 prepare  parts of sums, parameters → the norms' tables, coarser regions' means, weights to read
-reduce   rows of means             → those behind BN, hidden layers, their BN's statistics
+reduce   rows of means             → those after BN, hidden layers, their BN's statistics
 expand   hidden layers             → gates, their BN's statistics
 
 Rows are sorted by scale, sample and region. Those of channels are CS numbers long, those of hidden
-channels JS, both multiples of 16 with zeros behind the last one, so that whole vectors are read.
+channels JS, both multiples of 16 with zeros after the last one, so that whole vectors are read.
 """
 
 import triton
@@ -38,7 +38,7 @@ def _front(
     block, parts, counts, norms, gamma, beta, mean, variance, C, CS, programs, eps,
     BLOCK: tl.constexpr, NORM: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
-    """The table of the norm in front, of some channels; without one, that of the identity."""
+    """The table of the front norm, of some channels; without one, that of the identity."""
     c = block * BLOCK + tl.arange(0, BLOCK)
     in_c = c < C
     g = tl.where(in_c, 1.0, 0.0)
@@ -280,8 +280,8 @@ def reduce(
     rows,  # rows × CXS, float32: means
     packed,
     norms,
-    normal,  # out: rows × CXS, the means behind the front norm, but for its γ and β
-    hidden,  # out: rows × JS, in front of their BN
+    normal,  # out: rows × CXS, the means after the front norm, but for its γ and β
+    hidden,  # out: rows × JS, before their BN
     parts,
     counts,
     counters,
@@ -345,7 +345,7 @@ def expand(
     hidden,
     packed,  # Ω₂ of all scales
     norms,
-    gates,  # out: rows × CS, in front of their BN
+    gates,  # out: rows × CS, before their BN
     parts,
     counts,
     counters,

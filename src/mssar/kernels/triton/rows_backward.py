@@ -29,15 +29,15 @@ from mssar.kernels.triton.common import (
 
 @triton.jit(do_not_specialize=["N", "C", "J", "CS", "JS"])
 def expand_backward(
-    grads,  # rows × CS: the gates', in front of their sigmoid
+    grads,  # rows × CS: the gates', before their sigmoid
     values,  # rows × CS: the gates
     lines,  # L × 3 × CS
     hidden,
     packed,  # Ω₂ of all scales
     norms,
     shares,
-    gate_grads,  # out: rows × CS, the gates' gradients in front of their norms
-    hidden_grads,  # out: rows × JS, in front of the relu
+    gate_grads,  # out: rows × CS, the gates' gradients before their norms
+    hidden_grads,  # out: rows × JS, before the relu
     hidden_lines,  # out: L × 3 × JS, the hidden norms' gradients as lines
     vectors,  # out: 2 × L × J, gradients of their γ and β
     parts,

@@ -43,7 +43,7 @@ class Pace:
         self._marks = deque[tuple[torch.cuda.Event, float]]()
 
     def kept(self) -> Iterator[None]:
-        """Called behind every chunk: until there are few before the GPU."""
+        """Called after every chunk: until few are waiting for the GPU."""
         return self._until(AHEAD)
 
     def caught_up(self) -> Iterator[None]:

@@ -156,7 +156,7 @@ def _ordered(states: Iterable[State]) -> tuple[Run, ...]:
     All of seed 0 comes before any of seed 1: every comparison once says more than one comparison
     three times. Within a seed, other readings of a row come last; networks go from cheap to
     dear, so that most comparisons come early; CIFAR-10 before CIFAR-100; and on each the baseline
-    comes first and MS-SAR as the paper has it right behind, so that two runs make a comparison.
+    comes first and MS-SAR as the paper has it right after, so that two runs make a comparison.
     Variants follow, which then have both to be held against.
     """
     found: dict[str, tuple[Run, bool]] = {}
