@@ -94,7 +94,7 @@ def watched(x: Tensor) -> bool:
 
 
 def in_order(trained: Sequence[Tensor], given: Sequence[Tensor], norm: bool) -> list[Tensor]:
-    """The front norm's γ, β, mean and variance; the branches' parameters; their given statistics."""
+    """The front norm's γ, β, mean, variance; the branches' parameters, their given statistics."""
     if not norm:
         return [*trained, *given]
     return [*trained[:2], *given[:2], *trained[2:], *given[2:]]

@@ -182,7 +182,7 @@ def gather(
     grad,
     seen,  # with relu, the output; with SiLU, the shortcut
     x,
-    behind,  # out, with an activation: the gradient behind it, which is the shortcut's
+    behind,  # out, with an activation: the gradient before it, which is the shortcut's
     cell_sums,  # out: 2 × rows of cells × CS, of that gradient, and its products with x − mean
     gates,
     norms,

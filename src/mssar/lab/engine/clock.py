@@ -97,7 +97,7 @@ class Tempo:
         between = self._between.seconds
         if not between and self._ended is not None:
             between = time.monotonic() - self._ended
-        # Behind an epoch's last step its test comes, however much of the epoch is left.
+        # After an epoch's last step its test comes, however much of the epoch is left.
         return epochs * self.steps * median(self._late) + math.ceil(epochs) * between
 
 
