@@ -90,6 +90,7 @@ BAD = {
     "no object": ("[]", "a record is a JSON object; got list"),
     "a number": ("3", "a record is a JSON object; got int"),
     "text": ("epoch 1", "not JSON"),
+    "a control character": ('{"id": "a\x01"}', "Invalid control character at column 10"),
     "NaN": (changed(error=float("nan")), "error: not finite"),
     "infinity": (changed("epochs", train_loss=float("inf")), "epochs[0].train_loss: not finite"),
     "1e999": (changed(error=77.25).replace("77.25", "1e999"), "error: not finite"),

@@ -32,7 +32,8 @@ def decode(line: str, noun: str, schema: int) -> dict[str, Any]:
             raise ValueError(f"a {noun} is a JSON object; got {type(found).__name__}")
         check_numbers(found)
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+        said = error.msg.removesuffix(" at")  # as some of Python's own messages end
+        raise ValueError(f"not JSON ({said} at column {error.colno})") from None
     except RecursionError:
         raise ValueError(f"nested deeper than any {noun} is") from None
     theirs = found.get("schema")
