@@ -136,7 +136,7 @@ def test_the_seed_alone_decides_and_se_is_one_scale():
         ((NET, "--mean", "0.5,0.5,0.5"), "--mean and --std belong together"),
         ((NET, "--mean", "0,0,0", "--std", "1,0,1"), "--std is above 0; got '1,0,1'"),
         ((), "name a network, as in resnet20 or timm:resnet50"),
-        ((NET, "--weights", "none.pth"), "there is no file none.pth; --weights is a file, or"),
+        ((NET, "--weights", "none.pth"), "there is no file none.pth; --weights is a file, one"),
         (("resnet18", "--weights", "pretrained"), "weights are those of another library; resnet18"),
     ],
 )

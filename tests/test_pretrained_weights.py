@@ -11,8 +11,10 @@ from torch import Tensor
 
 import mssar
 from mssar.lab import data, records
+from mssar.lab.commands.beginning import initial
 from mssar.lab.engine.evaluate import evaluate, trained
 from mssar.lab.engine.execution import Execution
+from mssar.lab.run import Run
 from mssar.networks.weights import PRETRAINED, read
 
 pytest.importorskip("safetensors", reason="needs the extra hub")
@@ -121,3 +123,15 @@ def test_the_error_on_real_images_is_the_recorded_one(name):
     score = evaluate(trained(Path(name)), found, execution)
     assert score.error == pytest.approx(record.error, abs=0.15)
     assert score.error5 == pytest.approx(record.error5, abs=0.15)
+
+
+@pytest.mark.parametrize("classes", [100, 3])
+def test_a_run_begins_with_them_by_name(classes):
+    """All of them, or with other classes all but the head."""
+    name = "resnet56-mssar-cifar100"
+    begun = initial(name, "resnet56", None)
+    net = Run("resnet56", "mssar", weights=begun).begun(classes)
+    expected, found = read(name).tensors, net.state_dict()
+    for key, value in expected.items():
+        if classes == 100 or not key.startswith("fc."):
+            assert torch.equal(found[key], value.to(found[key].dtype)), key

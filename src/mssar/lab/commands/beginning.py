@@ -6,10 +6,12 @@ from pathlib import Path
 
 from mssar.lab.engine import checkpoint
 from mssar.lab.run import PHOTOGRAPHS, Colours, Initial, Normalisation, usual_normalisation
+from mssar.networks.weights import PRETRAINED as OURS
+from mssar.networks.weights import located
 from mssar.surgery import foreign
 from mssar.surgery.initial import digest_of
 
-PRETRAINED = "pretrained"
+PRETRAINED = "pretrained"  # the word for a library's own
 
 
 def initial(words: str | None, network: str, runs: Path | None) -> Initial | None:
@@ -20,14 +22,15 @@ def initial(words: str | None, network: str, runs: Path | None) -> Initial | Non
     """
     if words is None:
         return None
-    path = None if words == PRETRAINED else Path(words)
+    path = None if words == PRETRAINED else located(words)
     name = network if path is None else path.name
     try:
         if path is None:
             return Initial(name, digest_of(foreign.pretrained(network)))
         if not path.is_file():
             raise ValueError(
-                f"there is no file {path}; --weights is a file, or {PRETRAINED} for the library's"
+                f"there is no file {path}; --weights is a file, one of {', '.join(OURS)}, or "
+                f"{PRETRAINED} for the library's"
             )
         return Initial.of(path)
     except ValueError:

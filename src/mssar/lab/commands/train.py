@@ -51,7 +51,7 @@ def train(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Weights to begin with: a file, or pretrained for the library's own.",
+            help="Weights to begin with: a file, a name of ours, or pretrained (the library's).",
             show_default=False,
         ),
     ] = None,
