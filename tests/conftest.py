@@ -57,6 +57,7 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
 # documents; several processes, clusters and faults on purpose.
 SLOW = (
     *("compilation", "dense", "dispatch", "fuzz", "kernels", "synchronised", "tail", "windows"),
+    "tail_compiled",
     *("export", "surgery_uses", "symbolic", "transforms"),
     *("documents", "notebook", "page_browser", "page_figures", "page_tables"),
     *("distributed", "offline", "photograph_training", "stack", "submit_local", "submit_slurm"),

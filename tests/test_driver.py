@@ -111,8 +111,11 @@ def test_a_launch_that_fails_says_why(cuda, status, why):
 
 
 @pytest.mark.parametrize("scratch", [0, 1, 2])
-def test_what_triton_appends_is_not_missed(cuda, scratch):
-    function(cuda, "QQif", scratch=scratch)
+def test_the_pointers_that_triton_appends_are_null(cuda, scratch):
+    function(cuda, "QQif", scratch=scratch)(STREAM, (1, 1), (2**40, 7, -3, 0.5))
+    packed = "=QQif" + "Q" * scratch
+    found = struct.unpack(packed, ctypes.string_at(cuda.stub_bytes(), struct.calcsize(packed)))
+    assert found == (2**40, 7, -3, 0.5, *[0] * scratch)
 
 
 @pytest.mark.parametrize("others", ["", "QQi", "QiQf", "QQiQ"])
@@ -128,7 +131,7 @@ def test_no_more_is_asked_of_a_kernel_than_it_has(cuda):
     assert cuda.stub_beyond() == 0
 
 
-def test_arguments_behind_those_given_are_triton_s_two_pointers():
+def test_arguments_after_those_given_are_triton_s_two_pointers():
     given, sizes = list("QQif"), [8, 8, 4, 4]
     for rest in ([], [8], [8, 8]):
         assert driver.misfit(sizes + rest, given) is None

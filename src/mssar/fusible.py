@@ -259,7 +259,6 @@ class _Bound:
             parts, norms = [self.norm, *parts], [self.norm, *norms]
         self._modules = [*branches, *parts]
         self._kinds = list(map(type, self._modules))  # a parametrization changes a module's
-        self._weights = self.tensors
         self._dicts = [m.__dict__ for m in self._modules]
         self._hooks = [d[name] for d in self._dicts for name in HOOKS]
         owners = [layer.branches._modules, *(b._modules for b in branches)]
@@ -281,7 +280,7 @@ class _Bound:
             and sum(map(len, self._owners)) == len(self._owned)
             and all(map(is_, chain.from_iterable(map(_VALUES, self._owners)), self._owned))
             and list(map(type, self._modules)) == self._kinds
-            and all(map(Tensor.is_contiguous, self._weights))
+            and all(map(Tensor.is_contiguous, self.tensors))
             and list(map(_STATE, self._norms)) == self._state
         )
 
