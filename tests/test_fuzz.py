@@ -14,7 +14,7 @@ pytest.importorskip("triton", minversion="3.4")
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from fuzzing import cases, conditioning, draw, judge, memory  # noqa: E402
+from fuzzing import KINDS, cases, conditioning, draw, judge, memory  # noqa: E402
 from fuzzing.cases import Case  # noqa: E402
 
 from mssar.kernels.device import Device  # noqa: E402
@@ -48,6 +48,25 @@ def test_a_few_cases_by_the_interpreter():
     assert "6 cases, 0 wrong" in done.stdout
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_alone_are_run_and_nothing_else(monkeypatch, kind):
+    """What a sanitizer watches: no modules in float64, no memory filled, nothing compared."""
+    case = next(draw.family("5/1", (kind,), 1))
+    ran, backends = [], []
+    results = judge.results
+
+    def watched(case, given, backend, wide=False):
+        backends.append((backend, wide))
+        ran.append(results(case, given, backend, wide))
+        return ran[-1]
+
+    monkeypatch.setattr(judge, "results", watched)
+    monkeypatch.setattr(judge, "poison", lambda _: pytest.fail("poisoned"))
+    judge.launched(case)
+    assert backends == [("triton", False)]
+    assert all(t.isfinite().all() for t in ran[0].values())
+
+
 def test_one_case_by_what_it_printed():
     written = repr(SMALL)
     assert cases.parse(written) == SMALL
@@ -56,7 +75,7 @@ def test_one_case_by_what_it_printed():
     assert "1 cases, 0 wrong" in done.stdout
 
 
-@pytest.mark.parametrize("kind", cases.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_says_which_cases(kind):
     first, again = (list(draw.family("5/1", (kind,), 4)) for _ in range(2))
     assert first == again

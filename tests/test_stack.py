@@ -143,6 +143,8 @@ def test_what_is_nobodys_stays_zero():
         assert mask.sum() < mask.numel()
         assert not parameter[mask == 0].any()
         assert parameter[mask == 1].all()
+    for parameter, mask in learner.shared:  # so that all are multiplied in a few launches
+        assert mask.stride() == parameter.grad.stride()
 
 
 @pytest.mark.parametrize("turns", [2, 4, 7])

@@ -18,7 +18,6 @@ import mssar
 from mssar.branch import Branch
 from mssar.networks.densenet import DenseBlock, DenseStep
 
-KINDS = ("tail", "layer", "dense", "windows", "sliding")
 MODES = (
     "training",
     "evaluation",
@@ -181,7 +180,8 @@ class Given:
 
 
 @torch.no_grad()
-def given(case: Case) -> Given:
+def given(case: Case, judged: bool = True) -> Given:
+    """Numbers that rounding does not decide about; where nothing is ``judged``, any."""
     torch.manual_seed(case.seed)
     module, kind = module_of(case), case.type
     if case.whole:
@@ -193,17 +193,19 @@ def given(case: Case) -> Given:
     if case.shortcut and case.kind == "tail":
         count = 1 if case.added == "expanded" else n
         inputs.append(torch.randn(count, c, h, w, device=device()).to(kind).expand(case.shape))
-    if case.rows < FEWEST:
+    if judged and case.rows < FEWEST:
         _flatten(module, inputs)
-    _keep_off_zero(module, inputs)
-    wide = copy.deepcopy(module).double()
+    if judged:
+        _keep_off_zero(module, inputs)
+    wide = copy.deepcopy(module).to(device() if judged else "meta", torch.float64)
     if isinstance(wide, Tail):
         wide.case = copy.copy(case)
         object.__setattr__(wide.case, "activation", None)
-    before = set_backend(wide, "reference")(*(t.double() for t in inputs))
+    whole = next(wide.parameters())
+    before = set_backend(wide, "reference")(*(t.to(whole) for t in inputs))
     spread = (1,) * before.ndim if case.grad == "expanded" else before.shape
     grad = torch.randn(spread, device=device()).to(kind).expand(before.shape)
-    if case.kind == "tail" and case.activation == "relu":
+    if judged and case.kind == "tail" and case.activation == "relu":
         near = before.abs() < NEAR[case.dtype] * (1 + before.abs().mean())
         if len(inputs) > 1 and case.added != "expanded":
             inputs[1] = (inputs[1] + near * 4 * NEAR[case.dtype] * before.sign()).to(kind)

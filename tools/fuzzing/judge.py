@@ -71,6 +71,14 @@ def same_twice(case: Case) -> bool:
     return case.kind != "sliding"
 
 
+def launched(case: Case) -> None:
+    """Have the kernels run, once, for somebody else to watch."""
+    with exact_products():
+        results(case, given(case, judged=False), "triton")
+        if device() == "cuda":
+            torch.cuda.synchronize()
+
+
 def judged(case: Case, poisoned: bool = True, scale: float = 1.0) -> list[str]:
     """What is wrong with a case."""
     with exact_products(), warnings.catch_warnings():

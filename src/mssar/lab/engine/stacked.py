@@ -129,7 +129,12 @@ class StackLearner(Learner):
 
     def _differentiated(self) -> None:
         grads = [p.grad for p, _ in self.shared if p.grad is not None]
-        torch._foreach_mul_(grads, [mask for _, mask in self.shared])
+        masks = [mask for _, mask in self.shared]
+        if any(m.stride() != g.stride() for m, g in zip(masks, grads, strict=True)):
+            # Laid out as gradients are, or each pair is a launch of its own.
+            masks = [torch.empty_like(g).copy_(m) for g, m in zip(grads, masks, strict=True)]
+            self.shared = [(p, m) for (p, _), m in zip(self.shared, masks, strict=True)]
+        torch._foreach_mul_(grads, masks)
 
 
 class StackExaminer(Examiner):
