@@ -85,10 +85,10 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """That the coarsest scale's norms see."""
+        """That the coarsest scale's norms see, and that may differ."""
         n, _, h, w = self.shape
-        if self.kind in ("windows", "sliding"):
-            return n * h * w
+        if self.kind in ("windows", "sliding"):  # at scale 1 every window is the whole map
+            return n if 1 in self.scales else n * h * w
         return n * min(min(k, h) * min(k, w) for k in self.scales)
 
     def possible(self) -> bool:
