@@ -120,7 +120,15 @@ def test_the_demo_leaves_a_page(monkeypatch):
     assert page["kind"] == "demo"
     assert [row["recalibration"] for row in page["tables"][0]["rows"]] == ["none", "se", "mssar"]
     labels = [seen["label"] for seen in page["explained"]]
-    assert labels == ["resnet8 mssar, seed 0", "resnet8 se, seed 0"]
+    real, *own = page["explained"]
+    assert (labels[0], real["dataset"], len(real["images"])) == (
+        "resnet56 mssar, seed 0",
+        "cifar100",
+        10,
+    )
+    assert "resnet56-mssar-cifar100" in real["note"]
+    assert labels[1:] == ["resnet8 mssar, seed 0", "resnet8 se, seed 0"]
+    assert all("real" not in seen["note"] for seen in own)
     assert len(page["curves"]) == 3
     timed = [(t["what"], t["recalibration"]) for t in page["times"]]
     kinds = ("none", "se", "mssar")

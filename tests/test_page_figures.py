@@ -292,3 +292,63 @@ def test_overlay_has_the_colours_of_its_bytes(show: Any) -> None:
     tab.get_by_label("#11").check()
     ends = [tab.locator(f"#bar-{end}").inner_text() for end in ("low", "high")]
     assert ends == [f"{end:.2f}" for end in of.explained[0].blocks[0].ranges[2]]
+
+
+def test_every_picture_is_shown_at_every_scale(show: Any) -> None:
+    of = pages.reproduction()
+    tab = show(of)
+    until(tab, f"{AT.format(9, 9)}[3] === 255")
+    begin_with_the_first_block(tab)
+    entries = tab.locator("#gallery figure")
+    images = of.explained[0].images
+    assert entries.locator("figcaption").all_inner_texts() == [
+        f"{seen.label}, named correctly"
+        if seen.guess == seen.label
+        else f"{seen.label}, taken for {seen.guess}"
+        for seen in images
+    ]
+    assert entries.first.locator("span").all_inner_texts() == [
+        *("picture", "all", "1×1", "2×2", "4×4")
+    ]
+    tab.get_by_label("Opacity").focus()
+    tab.keyboard.press("End")  # then a region has the colour of its weight
+    tab.get_by_label("Block", exact=True).focus()
+    tab.keyboard.press("ArrowRight")
+    tab.get_by_label("#11").check()
+    ramp = tab.evaluate(
+        "[...document.getElementById('ramp').getContext('2d').getImageData(0, 0, 256, 1).data]"
+    )
+    for number, seen in enumerate(images):
+        for place, grid in enumerate(seen.maps[1][2]):
+            pixels = tab.evaluate(
+                """([number, place]) => {
+                  const figure = document.querySelectorAll("#gallery figure")[number];
+                  const to = figure.querySelectorAll("canvas")[place].getContext("2d");
+                  return [...to.getImageData(0, 0, 256, 256).data];
+                }""",
+                [number, place],
+            )
+            for i, byte in enumerate(base64.b64decode(grid.values)):
+                row, column = divmod(i, grid.width)
+                y, x = (256 * (2 * at + 1) // (2 * grid.width) for at in (row, column))
+                at = 4 * (256 * y + x)  # the middle of a region
+                assert pixels[at : at + 4] == ramp[4 * byte : 4 * byte + 4]
+
+
+def test_the_same_network_on_other_data_is_another_and_each_has_its_note(show: Any) -> None:
+    of = pages.reproduction()
+    first = replace(of.explained[0], note="The first has `code`.")
+    second = replace(pages.explained(images=2), dataset="cifar100", note="Another.")
+    tab = show(replace(of, explained=(first, second)))
+    which, note = tab.locator("#maps-which"), tab.locator("#maps-note")
+    assert which.locator("label").all_inner_texts() == [
+        "resnet20 MS-SAR, seed 0 on CIFAR-10",
+        "resnet20 MS-SAR, seed 0 on CIFAR-100",
+    ]
+    assert note.inner_text() == "The first has code."
+    assert note.locator("code").inner_text() == "code"
+    assert tab.locator("#gallery figure").count() == 4
+    which.get_by_role("radio").nth(1).check()
+    assert note.inner_text() == "Another."
+    assert tab.locator("#gallery figure").count() == 2
+    assert "on CIFAR-100" in tab.locator("#shown").inner_text()

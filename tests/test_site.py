@@ -43,6 +43,9 @@ def test_the_site_has_every_record_and_a_way_back(hook, tmp_path):
     known = {record.id for record in records.read(ROOT / "records")}
     assert data["provenance"].keys() == known
     assert '<a href="index.html">Documentation</a>' in page
+    assert [(seen["dataset"], len(seen["images"])) for seen in data["explained"]] == [
+        ("cifar100", 10)
+    ]
     assert f": {hook.NAME} " in (ROOT / "mkdocs.yml").read_text("utf-8")
 
 

@@ -23,11 +23,12 @@ def on_files(files: Files, /, *, config: Any) -> Files:
 @cache
 def page(place: Path, _stamps: tuple[tuple[str, int], ...]) -> str:
     """While the site is served, again only when a record has changed."""
-    from mssar.lab.report.build import reproduction
+    from mssar.lab.report.build import Maps, reproduction
     from mssar.lab.report.collect import collect
     from mssar.lab.report.page import html
 
-    made = reproduction(collect([place]))
+    looked = Maps(None, lambda message: None)  # noqa: ARG005
+    made = reproduction(collect([place]), looked)
     if made.problems:
         raise PluginError(f"{place}: {'; '.join(made.problems)}")
     return html(made, home="index.html")

@@ -40,8 +40,7 @@ def data_for(chosen: Trained, data_dir: Path | None, images: Sequence[str]) -> D
     labels = torch.zeros(0, dtype=torch.int64)
     none = Split(torch.zeros(0, height, width, 3, dtype=torch.uint8), labels)
     if note:
-        mean, std = (tuple(255 * value for value in note[name]) for name in ("mean", "std"))
-        return Arrays(run.dataset, tuple(note["classes"]), none, none, mean, std)
+        return chosen.noted(none)
     classes = tuple(map(str, range(chosen.classes)))
     return Arrays(run.dataset, classes, none, none, *run.colours(MEAN, STD))
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mssar.lab.data import Data
-from mssar.lab.data.dataset import Arrays
+from mssar.lab.data.dataset import Arrays, Split
 from mssar.lab.engine.checkpoint import Progress, load, newest
 from mssar.lab.engine.examine import Examiner, Score
 from mssar.lab.engine.execution import Execution, settings
@@ -41,6 +41,13 @@ class Trained:
     def classes(self) -> int:
         """How many it tells apart."""
         return classes(self.model)
+
+    def noted(self, test: Split) -> Arrays:
+        """Its data set as the note knows it: names and colours, with these test images alone."""
+        assert self.note
+        mean, std = (tuple(255 * value for value in self.note[name]) for name in ("mean", "std"))
+        none = Split(test.images[:0], test.labels[:0])
+        return Arrays(self.run.dataset, tuple(self.note["classes"]), none, test, mean, std)
 
 
 def trained(

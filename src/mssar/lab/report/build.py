@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import mssar
 from mssar.lab import data
+from mssar.lab.data import sample
 from mssar.lab.engine.evaluate import trained
 from mssar.lab.recipes import DEMO
 from mssar.lab.records import Record
@@ -20,24 +21,31 @@ from mssar.lab.report.content import Comparison, Explained, Page, Table
 from mssar.lab.report.findings import claims, compared, comparison, coverage
 from mssar.lab.report.groups import Group, grouped, provenance
 from mssar.lab.report.maps import explained
+from mssar.networks.weights import PRETRAINED, read
 
 DEMO_NOTE = (
     "Every picture holds the same six shapes, in the same colours and textures; which two stand "
     "next to the disc is the class. Small differences are chance."
 )
 OTHER_NOTE = "Runs that are not part of the paper: other data, other recipes, other networks."
-SEEN = 2  # networks whose layers are shown
+SAMPLE_NOTE = (
+    "The network is `{}`, whose weights come with the package. The pictures are real test images, "
+    "and nobody chose them: ten classes evenly from all, and of each the image whose pixels have "
+    "the smallest SHA-256."
+)
+SEEN = 2  # networks whose layers are shown, of runs
 
 
 class Maps:
-    """What layers see, of runs whose folders and data are here; made once a finished run."""
+    """What layers see, of runs whose folders and data are here, and of the package's own weights;
+    made once a finished run."""
 
     def __init__(self, data_dir: Path | None, say: Callable[[str], None]) -> None:
         self.data_dir, self.say = data_dir, say
         self._made: dict[tuple[Path, str], Explained] = {}
 
     def of(self, runs: Sequence[tuple[Path, str]]) -> tuple[list[Explained], list[str]]:
-        """Of runs, each its folder and its record's id; and what was in the way."""
+        """Of runs, each its folder or weights and its record's id; and what was in the way."""
         hindrances = []
         for run in runs:
             if run not in self._made:
@@ -48,8 +56,11 @@ class Maps:
                     hindrances.append(f"{run[0]}: what its layers see is not shown: {error}")
         return [self._made[run] for run in runs if run in self._made], hindrances
 
-    def _one(self, folder: Path) -> Explained:
-        chosen = trained(folder)
+    def _one(self, place: Path) -> Explained:
+        chosen = trained(place)
+        if place.is_file():  # weights of ours: the same pictures everywhere, whatever data are here
+            images = chosen.noted(sample.load(chosen.run.dataset))
+            return explained(chosen, images, sample.COUNT, note=SAMPLE_NOTE.format(place.stem))
         return explained(chosen, data.load(chosen.run.dataset, self.data_dir))
 
 
@@ -145,7 +156,11 @@ def _page(
 
 
 def _worth_seeing(found: Collection, kind: str) -> list[tuple[Path, str]]:
-    """Finished runs with MS-SAR, a network and data set once; in the demo SE's too."""
+    """Finished runs with MS-SAR, a network and data set once; in the demo SE's too.
+
+    And weights that come with the package, if the page has their record; in the demo before all,
+    since its pictures are real.
+    """
     wanted = ("mssar", "se") if kind == "demo" else ("mssar",)
     chosen: dict[tuple[object, ...], tuple[Path, str]] = {}
     by_kind = sorted(found.records, key=lambda r: (_rank(r, wanted), r.run["seed"]))
@@ -154,7 +169,19 @@ def _worth_seeing(found: Collection, kind: str) -> list[tuple[Path, str]]:
         if run["recalibration"] in wanted and record.id in found.folders:
             key = (run["network"], run["dataset"], run["recalibration"])
             chosen.setdefault(key, (found.folders[record.id], record.id))
-    return list(chosen.values())[:SEEN]
+    runs = list(chosen.values())[:SEEN]
+    if kind == "demo":
+        return [*((path, path.stem) for path in _own_weights()), *runs]
+    lacking = {record.id for record in found.records} - {name for _, name in runs}
+    notes = ((path, read(path).note or {}) for path in _own_weights())
+    named = ((path, note.get("record", "")) for path, note in notes)
+    return [*runs, *((path, name) for path, name in named if name in lacking)]
+
+
+def _own_weights() -> list[Path]:
+    """Those with MS-SAR, of data sets of which there are images; NETWORK-KIND-DATASET."""
+    parts = ((path, path.stem.split("-")) for path in PRETRAINED.values())
+    return [path for path, (_, kind, on) in parts if kind == "mssar" and sample.there_is(on)]
 
 
 def _rank(record: Record, wanted: Sequence[str]) -> int:

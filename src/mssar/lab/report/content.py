@@ -205,6 +205,7 @@ class Explained:
     blocks: tuple[Block, ...]
     images: tuple[Seen, ...]
     histograms: tuple[Histogram, ...]
+    note: str = ""  # which network and which images, in a sentence or two
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,21 @@ ROOM = 250_000  # characters of JSON for the maps, about
 SIDE = 160  # pixels of a picture on the page; larger ones are made smaller
 BINS = 40
 AT_ONCE = 2**16  # pixels, when many images are looked at
+NOTE = "The pictures are the first test images of some classes, evenly from all."
+NOTED = (
+    "Six shapes stand on a circle; which two are next to the disc is the class. The pictures are "
+    "test images with little noise, of different classes."
+)
 
 
-def explained(run: Path | Trained, data: Data, count: int = 5, *, over: int = 256) -> Explained:
+def explained(
+    run: Path | Trained, data: Data, count: int = 5, *, over: int = 256, note: str = ""
+) -> Explained:
     """What the layers of a run, its folder or itself, make of ``count`` test images.
 
     The images are of different classes, and the same every time; of ``arrangements`` those with
-    little noise. How often which weight occurs is counted over more images, ``over`` of them,
-    evenly from the test set, and over all blocks.
+    little noise. ``note`` says which they are, if it is not that. How often which weight occurs is
+    counted over more images, ``over`` of them, evenly from the test set, and over all blocks.
 
     A page must not grow with the network. Beyond 16 blocks, or where the maps would take more than
     some 250 KB (those of sliding windows are as large as the network's own), blocks are left out
@@ -96,6 +103,7 @@ def explained(run: Path | Trained, data: Data, count: int = 5, *, over: int = 25
         histograms=_histograms(
             chosen, data, normalise, over, max(1, AT_ONCE // images[0, :, :, 0].numel())
         ),
+        note=note or (NOTED if data.name == "arrangements" else NOTE),
     )
 
 

@@ -32,6 +32,7 @@ SCRIPTS = (
     "times.js",
     "maps.js",
     "overlay.js",
+    "gallery.js",
     "histogram.js",
     "page.js",
 )

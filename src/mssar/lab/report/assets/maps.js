@@ -1,25 +1,27 @@
 // What the layers see: weights over an image.
 
-const seen = { label: null, image: 0, block: 0, view: 0, scale: 0, among: 0 };
+const seen = { of: null, image: 0, block: 0, view: 0, scale: 0, among: 0 };
 const looks = { opacity: 70, colour: false };
-const explainedNow = () => page.explained.find((e) => e.label === seen.label);
+const nameOf = (of) => `${named(of.label)} on ${say(of.dataset)}`;
+const explainedNow = () => page.explained.find((e) => nameOf(e) === seen.of);
 const grids = (k) => (k ? `${k}×${k}` : "all");
 
 function showMaps() {
   const section = $("#maps");
   if (!present(section, page.explained.length > 0)) return;
-  const labels = page.explained.map((e) => e.label);
-  const before = seen.label;
-  seen.label = among(seen.label, labels);
-  const of = page.explained.find((e) => e.label === seen.label);
-  if (seen.label !== before) Object.assign(seen, liveliest(of));
-  keep($("#maps-which"), labels, () => {
-    if (labels.length < 2) return [];
-    const options = labels.map((l) => [l, named(l)]);
-    return [select("Network", options, seen.label, (l) => ((seen.label = l), showMaps()))];
+  const names = page.explained.map(nameOf);
+  const before = seen.of;
+  seen.of = among(seen.of, names);
+  const of = explainedNow();
+  if (seen.of !== before) Object.assign(seen, liveliest(of));
+  keep($("#maps-which"), names, () => {
+    if (names.length < 2) return [];
+    const options = names.map((name) => [name, name]);
+    return [group("Network", options, (n) => n === seen.of, (n) => ((seen.of = n), showMaps()))];
   });
+  keep($("#maps-note"), of.note, () => sentences(of.note));
   const usable = of.images.length > 0 && of.blocks.length > 0;
-  $(".viewer", section).hidden = !usable;
+  $(".viewer", section).hidden = $(".all", section).hidden = !usable;
   if (usable) showViewer(of);
   showHistogram(of);
 }
@@ -57,7 +59,7 @@ function showViewer(of) {
     seen[key] = value;
     showViewer(of);
   };
-  keep($("#pictures"), [of.label, of.images.map((i) => [i.label, i.image.length])], () => {
+  keep($("#pictures"), [seen.of, of.images.map((i) => [i.label, i.image.length])], () => {
     const made = group(
       "Picture",
       of.images.map((_, i) => [i, ""]),
@@ -66,20 +68,19 @@ function showViewer(of) {
     );
     made.classList.add("thumbs");
     $$("label span", made).forEach((slot, i) => {
-      const { image, label, guess } = of.images[i];
-      const alt = guess === label ? label : `${label}, taken for ${guess}`;
-      slot.append(h("img", { src: image, alt, title: alt }));
+      const alt = judged(of.images[i]);
+      slot.append(h("img", { src: of.images[i].image, alt, title: alt }));
     });
     return [made];
   });
-  keep($("#block"), [of.label, of.blocks.length], () => blockKnob(of, set("block")));
+  keep($("#block"), [seen.of, of.blocks.length], () => blockKnob(of, set("block")));
   const range = $("#block input");
   if (range) {
     range.value = seen.block;
     range.setAttribute("aria-valuetext", `${block.name}, ${seen.block + 1} of ${of.blocks.length}`);
   }
   $("#block output").textContent = `${block.name} · stage ${block.stage}`;
-  keep($("#scale"), [of.label, block.scales, seen.scale < 0], () => [
+  keep($("#scale"), [seen.of, block.scales, seen.scale < 0], () => [
     group(
       "Scale",
       [0, ...block.scales].map((k, i) => [i, grids(k)]),
@@ -88,7 +89,7 @@ function showViewer(of) {
     ),
   ]);
   const views = ["mean", ...block.shown.map((c) => `#${c}`)];
-  keep($("#channel"), [of.label, views], () => [
+  keep($("#channel"), [seen.of, views], () => [
     group(
       "Channel",
       views.map((v, i) => [i, v]),

@@ -73,15 +73,23 @@ function current(of) {
 
 function paint(of) {
   const { image, map, values } = current(of);
-  const canvas = $("#overlay");
+  overlaid($("#overlay"), image, map, SIDE);
+  ramp(of);
+  describe(of, image, values);
+  showGallery(of);
+}
+
+/** A picture under a map's weights, so many pixels at its longer side. */
+function overlaid(canvas, image, map, side) {
+  const values = bytes(map.values);
   const most = Math.max(image.width, image.height, 1);
-  const [wide, tall] = [image.width, image.height].map((s) => Math.round((SIDE * s) / most));
+  const [wide, tall] = [image.width, image.height].map((s) => Math.round((side * s) / most));
   if (canvas.width !== wide) canvas.width = wide;
   if (canvas.height !== tall) canvas.height = tall;
   const to = canvas.getContext("2d");
   to.clearRect(0, 0, wide, tall);
   const under = picture(image.image);
-  to.imageSmoothingEnabled = Math.max(image.width, image.height) > SIDE / 2;
+  to.imageSmoothingEnabled = Math.max(image.width, image.height) > side / 2;
   if (under.complete && under.naturalWidth) {
     to.drawImage(looks.colour ? under : grey(under), 0, 0, wide, tall);
   }
@@ -96,13 +104,12 @@ function paint(of) {
   }
   to.globalAlpha = 1;
   if (Math.max(map.width, map.height) <= LINED) lines(to, map, x, y);
-  ramp(of);
-  describe(of, image, values);
 }
 
 /** Thin lines between the regions. */
 function lines(to, map, x, y) {
-  const thick = Math.max(2, Math.round((1.5 * SIDE) / (to.canvas.clientWidth || SIDE)));
+  const { canvas } = to;
+  const thick = Math.max(2, Math.round((1.5 * canvas.width) / (canvas.clientWidth || canvas.width)));
   to.fillStyle = "rgb(255 255 255 / 60%)";
   for (let i = 1; i < map.width; i++) to.fillRect(x(i) - 1, 0, thick, y(map.height));
   for (let i = 1; i < map.height; i++) to.fillRect(0, y(i) - 1, x(map.width), thick);
@@ -132,19 +139,21 @@ function weight(of, byte) {
   return low + (byte / 255) * (high - low);
 }
 
+/** Which class a picture is of, and which it was taken for. */
+function judged(image) {
+  const [label, guess] = [image.label, image.guess].map((name) => name.replaceAll("_", " "));
+  return guess === label ? `${label}, named correctly` : `${label}, taken for ${guess}`;
+}
+
 function describe(of, image, values) {
   const block = of.blocks[seen.block];
-  const guessed =
-    image.guess === image.label
-      ? `${image.label}, named correctly`
-      : `${image.label}, taken for ${image.guess}`;
   const what = seen.view
     ? `channel ${block.shown[seen.view - 1]}`
     : `the mean over ${block.channels} channels`;
   const scale = seen.scale ? `scale ${grids(block.scales[seen.scale - 1])}` : "all scales together";
   const [low, high] = [Math.min(...values), Math.max(...values)].map((b) => digits(weight(of, b)));
   const span = low === high ? `${low} everywhere` : `${low} to ${high}`;
-  const text = `${named(of.label)} on ${say(of.dataset)}. Picture: ${guessed}. Block ${block.name} (${seen.block + 1} of ${of.blocks.length}, stage ${block.stage}), ${scale}, ${what}: weights ${span}.`;
+  const text = `${nameOf(of)}. Picture: ${judged(image)}. Block ${block.name} (${seen.block + 1} of ${of.blocks.length}, stage ${block.stage}), ${scale}, ${what}: weights ${span}.`;
   const shown = $("#shown");
   if (shown.textContent !== text) shown.textContent = text;
   $("#overlay").setAttribute("aria-label", text);

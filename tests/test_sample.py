@@ -1,0 +1,133 @@
+"""The real test images that come with the package, and what a page shows of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from test_maps import decoded, picture
+
+import mssar
+from mssar.lab import data
+from mssar.lab.data import sample
+from mssar.lab.data.cifar import LAYOUTS
+from mssar.lab.data.dataset import Split
+from mssar.lab.engine.evaluate import trained
+from mssar.lab.report import build
+from mssar.lab.report.collect import Collection, collect
+from mssar.lab.report.content import Explained
+
+NAME = "resnet56-mssar-cifar100"
+RECORDS = Path(__file__).parents[1] / "records"
+CLASSES = [
+    *("apple", "bowl", "chair", "dolphin", "lamp"),
+    *("mouse", "plain", "rose", "squirrel", "train"),
+]
+# What the network takes for something else. Two of ten, where its error is 28 %.
+MISTAKES = {"lamp": "willow_tree", "mouse": "rabbit"}
+
+
+@pytest.fixture
+def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that has no data set."""
+
+    def missing(*_: object) -> None:
+        raise ValueError("get it first")
+
+    monkeypatch.setattr(data, "load", missing)
+
+
+def shown(found: Collection, make: Callable[..., build.Page]) -> list[Explained]:
+    page = make(found, build.Maps(None, lambda _: None))
+    assert not page.problems
+    return list(page.explained)
+
+
+def test_the_file_has_an_image_of_every_tenth_class():
+    found = sample.load("cifar100")
+    assert [LAYOUTS["cifar100"].classes[label] for label in found.labels] == CLASSES
+    assert found.images.shape == (10, 32, 32, 3)
+    assert len({image.numpy().tobytes() for image in found.images}) == 10
+    file = sample.FOLDER / "cifar100.png"
+    assert file.stat().st_size < 100_000
+    with Image.open(file) as strip:
+        assert (strip.format, strip.mode, strip.size) == ("PNG", "RGB", (320, 32))
+    assert [sample.there_is(name) for name in ("cifar100", "arrangements")] == [True, False]
+
+
+def test_which_are_chosen_does_not_depend_on_their_order():
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (500, 4, 4, 3), generator=draw, dtype=torch.uint8)
+    labels = torch.arange(500) % 100
+    first = sample.chosen("cifar100", Split(images, labels))
+    assert labels[first].tolist() == list(range(0, 100, 10))
+    order = torch.randperm(500, generator=draw)
+    other = sample.chosen("cifar100", Split(images[order], labels[order]))
+    assert order[other].tolist() == first
+    assert first != list(range(0, 100, 10))  # nor are they simply the first
+
+
+def test_the_file_holds_what_the_rule_says():
+    try:
+        test = data.load("cifar100", None).test
+    except ValueError as error:
+        pytest.skip(f"needs real images: {error}")
+    assert torch.equal(test.images[sample.chosen("cifar100", test)], sample.load("cifar100").images)
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_the_page_shows_what_the_packages_network_makes_of_them():
+    """Computed anew, without the page's code: from pixels, the note and the weights."""
+    (found,) = shown(collect([RECORDS]), build.reproduction)
+    assert (found.label, found.dataset) == ("resnet56 mssar, seed 0", "cifar100")
+    assert NAME in found.note
+    assert "SHA-256" in found.note
+    assert [(seen.label, seen.guess) for seen in found.images] == [
+        (name, MISTAKES.get(name, name)) for name in CLASSES
+    ]
+    net = mssar.create_model("resnet56", "mssar", weights=NAME).eval()
+    pixels = torch.stack([picture(seen.image) for seen in found.images])
+    assert torch.equal(pixels, sample.load("cifar100").images)
+    mean, std = (torch.tensor(net.note[key]).reshape(3, 1, 1) for key in ("mean", "std"))
+    truth = mssar.explain(net, (pixels.permute(0, 3, 1, 2) / 255 - mean) / std)
+    assert {block.stage for block in found.blocks} == {1, 2, 3}
+    for number, block in enumerate(found.blocks):
+        own = truth[block.name]
+        for view, channel in enumerate((None, *block.shown)):
+            low, high = block.ranges[view]
+            for place, seen in enumerate(found.images):
+                for scale, z in enumerate((own.z, *own.per_scale)):
+                    expected = z[place].mean(0) if channel is None else z[place, channel]
+                    grid = decoded(seen.maps[number][view][scale], low, high)
+                    up = expected.shape[0] // grid.shape[0]
+                    whole = grid.repeat_interleave(up, 0).repeat_interleave(up, 1)
+                    step = (high - low) / 255
+                    torch.testing.assert_close(whole, expected.double(), atol=0.51 * step, rtol=0)
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_only_a_page_with_their_record_shows_them_but_the_demo_always_does():
+    found = collect([RECORDS])
+    own = trained(Path(NAME)).progress.id
+    others = replace(found, records=[r for r in found.records if r.id != own])
+    assert len(others.records) == len(found.records) - 1
+    assert not shown(others, build.reproduction)
+    assert [one.dataset for one in shown(Collection(), build.demo)] == ["cifar100"]
+    assert not build.demo(Collection(), None).explained
+
+
+def test_a_run_that_is_here_is_not_shown_twice():
+    found = collect([RECORDS])
+    packed = trained(Path(NAME)).progress
+    own = packed.id
+    here = replace(found, folders={own: Path("runs/own")})
+    assert build._worth_seeing(here, "reproduction") == [(Path("runs/own"), own)]
+    (other,) = [r for r in found.records if r.run == {**packed.run, "seed": 1}]
+    here = replace(found, folders={other.id: Path("runs/other")})
+    seen = build._worth_seeing(here, "reproduction")
+    assert [(path.name, name) for path, name in seen] == [
+        ("other", other.id),
+        (f"{NAME}.safetensors", own),
+    ]
