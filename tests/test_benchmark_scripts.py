@@ -407,3 +407,25 @@ def test_photographs_that_are_made_up_are_a_data_set_a_core_can_decode(load, tmp
     threads = torch.get_num_threads()
     assert decode.core(folder, torch.arange(4), rounds=1) > 0
     assert torch.get_num_threads() == threads
+
+
+# --- photographs ---
+
+
+def test_photographs_are_written_once_and_by_their_split(load, tmp_path):
+    fruit = load("fruit")
+    rows = [
+        {"dataset": split, "finegrained_cat": kind, "image_data": photograph}
+        for split, kind, photograph in (
+            ("train", "Anjou", b"one"),
+            ("test", "Anjou", b"two"),
+            ("test", "Anjou", b"two"),  # as the package has them
+            ("test", "Kaiser", b"three"),
+            ("val", "Kaiser", b"four"),
+        )
+    ]
+    assert fruit.write(rows, tmp_path) == {"train": 1, "val": 2}
+    found = {
+        p.relative_to(tmp_path).parent.as_posix(): p.read_bytes() for p in tmp_path.rglob("*.jpg")
+    }
+    assert found == {"train/Anjou": b"one", "val/Anjou": b"two", "val/Kaiser": b"three"}

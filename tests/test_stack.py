@@ -143,8 +143,27 @@ def test_what_is_nobodys_stays_zero():
         assert mask.sum() < mask.numel()
         assert not parameter[mask == 0].any()
         assert parameter[mask == 1].all()
-    for parameter, mask in learner.shared:  # so that all are multiplied in a few launches
+
+
+def test_masks_lie_as_gradients_do_and_stay_where_they_are():
+    """As gradients do, so that all are multiplied in a few launches. A step that was captured with
+    some masks reads them for ever, though gradients of another batch lie otherwise."""
+    data, each = arrays(), [tiny(seed, "mssar") for seed in (0, 1)]
+    stacking = fleet.Stacking(2, lambda _: data, CPU, Path("nowhere"), World(), anew=True)
+    learner = stacking.members(each, {})[0].all
+    learner.begin(0, 0, 0.1)
+    learner.step(0)
+    (first,) = learner.masks.values()
+    for (parameter, owned), mask in zip(learner.shared, first, strict=True):
         assert mask.stride() == parameter.grad.stride()
+        assert torch.equal(mask, owned)
+        parameter.grad = torch.ones_like(parameter).transpose(0, 1).contiguous().transpose(0, 1)
+    learner._differentiated()
+    again, other = learner.masks.values()
+    assert again is first
+    for (parameter, owned), mask in zip(learner.shared, other, strict=True):
+        assert mask.stride() == parameter.grad.stride()
+        assert torch.equal(parameter.grad, owned)
 
 
 @pytest.mark.parametrize("turns", [2, 4, 7])

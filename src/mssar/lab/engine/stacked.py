@@ -118,6 +118,9 @@ class StackLearner(Learner):
         feed, count = Feeds(feeds, self.stack.channels), (self.stack.count,)
         super().__init__(self.stack.network, feed, recipe, execution, World(), stacked=count)
         self.shared = self.stack.masks()
+        # By how gradients lie, which may differ between an epoch's batches and its last one. None
+        # is ever let go: a CUDA graph reads them wherever they are.
+        self.masks: dict[tuple[tuple[int, ...], ...], list[Tensor]] = {}
         self.examiner = StackExaminer(self.stack.network, feed, self.heads, execution)
         self.begun: tuple[int, int] | None = None  # the epoch, and the step that it went on from
         self.done = 0  # steps of it
@@ -129,12 +132,11 @@ class StackLearner(Learner):
 
     def _differentiated(self) -> None:
         grads = [p.grad for p, _ in self.shared if p.grad is not None]
-        masks = [mask for _, mask in self.shared]
-        if any(m.stride() != g.stride() for m, g in zip(masks, grads, strict=True)):
-            # Laid out as gradients are, or each pair is a launch of its own.
-            masks = [torch.empty_like(g).copy_(m) for g, m in zip(grads, masks, strict=True)]
-            self.shared = [(p, m) for (p, _), m in zip(self.shared, masks, strict=True)]
-        torch._foreach_mul_(grads, masks)
+        laid = tuple(grad.stride() for grad in grads)
+        if laid not in self.masks:  # as gradients lie, or each pair would be a launch of its own
+            pairs = zip(grads, self.shared, strict=True)
+            self.masks[laid] = [torch.empty_like(grad).copy_(mask) for grad, (_, mask) in pairs]
+        torch._foreach_mul_(grads, self.masks[laid])
 
 
 class StackExaminer(Examiner):
