@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -300,6 +301,38 @@ def test_status_tells_done_from_stopped_failed_and_lost(tmp_path: Path, record: 
     assert found[2].failures == ("the loss is nan",)
 
 
+def test_what_was_cancelled_before_it_began_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of four tasks one was lost before, one begins and saves, the others wait for a machine."""
+    made = begun(tmp_path, *([run] for run in runs(4)))
+    made.handed_to(slurm="7")
+    monkeypatch.setattr(slurm, "states", lambda _: dict.fromkeys((1, 2, 3), "pending"))
+    monkeypatch.setattr(slurm, "cancel", lambda _: None)
+    status.cancel(made)
+    assert [task.state for task in status.tasks(made)] == ["lost", *["pending"] * 3]
+    made.note(1, Note(left=1, signal=15))
+    monkeypatch.setattr(slurm, "states", lambda _: {})
+    states = [task.state for task in status.tasks(made)]
+    assert states == ["lost", "stopped", "cancelled", "cancelled"]
+
+
+def test_processes_that_a_signal_ends_before_they_listen_are_not_lost(tmp_path: Path):
+    made = begun(tmp_path, *([run] for run in runs(2)))
+    wait = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    at_once = [sys.executable, "-S", "-c", ""]
+
+    def look() -> None:
+        try:
+            os.kill(made.job["pids"][0], 0)
+        except ProcessLookupError:  # it is over
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    statuses, told = local.work(made, [at_once, wait], [], look, lambda: None)
+    assert (statuses, told) == ([0, -signal.SIGTERM], signal.SIGTERM)
+    assert [task.state for task in status.tasks(made)] == ["lost", "cancelled"]
+
+
 def test_what_a_sweep_is_at_is_under_way_and_what_it_lost_is_not(tmp_path: Path):
     made = begun(tmp_path, runs(2), runs(3)[2:])
     made.handed_to(host="here", pids=[0, 0])
@@ -487,6 +520,22 @@ def test_what_ends_while_it_is_asked_for_is_not_submitted_again(
     assert result.exit_code == 0, result.exception
     assert "nothing is left to submit" in result.stderr
     assert "2 runs under way already" in result.stderr
+
+
+def test_who_waits_for_what_another_cancels_says_that_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tiny_everywhere(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+    def work(made: Sweep, *_: object) -> tuple[list[int], None]:
+        made.mark_cancelled(0)
+        return [-signal.SIGTERM], None  # before it listened
+
+    monkeypatch.setattr(local, "work", work)
+    result = CliRunner().invoke(cli.app, [*TRAIN, "--submit", "local"])
+    assert result.exit_code == 128 + signal.SIGTERM
+    assert "stopped by a signal; 1 run saved or waiting" in result.stderr
 
 
 def test_nothing_was_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

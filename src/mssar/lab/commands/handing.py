@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -122,6 +123,8 @@ def _locally(
         if number in notes:
             outcome.failures += notes[number].failures
             outcome.signal = outcome.signal or notes[number].signal
+        elif sweep.is_cancelled(number):
+            outcome.signal = outcome.signal or signal.SIGTERM
         elif not outcome.signal:
             outcome.failures.append(_vanished(number, status, sweep))
     if outcome.failures and not outcome.signal:
