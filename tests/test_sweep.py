@@ -20,6 +20,7 @@ from mssar.lab import cli, records
 from mssar.lab.cluster import collect, local, slurm, status, sweep
 from mssar.lab.cluster.sweep import Note, Order, Sweep
 from mssar.lab.commands.task import carry_out, goes_on
+from mssar.lab.commands.train import changed
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.clock import Clock
 from mssar.lab.engine.fleet import Outcome
@@ -493,6 +494,47 @@ def test_a_dry_run_says_it_and_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     ]
     assert len({line for line in said if line.startswith("  cifar")}) == 24
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "resnet8", "--dataset", "cifar10"],
+        ["reproduce", "table3", "--nets", "resnet20", "--datasets", "cifar10", "--seeds", "1"],
+        ["compare", "resnet8", "--modules", "none,mssar", "--dataset", "cifar10"],
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("way", ["slurm", "local"])
+def test_a_dry_run_needs_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], way: str
+):
+    """They may be on the cluster alone; what is submitted needs them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(slurm, "require", lambda: None)
+    words = [*words, "--data-dir", str(tmp_path), "--device", "cpu"]
+    words += ["--submit", way, "--time-budget", "4h"]
+    result = CliRunner().invoke(cli.app, [*words, "--dry-run"])
+    assert result.exit_code == 0, result.exception
+    assert "would submit " in result.stdout
+    assert result.stderr.count("no CIFAR-10 in") == 1
+    assert [*tmp_path.iterdir()] == []
+    result = CliRunner().invoke(cli.app, words)
+    assert "no CIFAR-10 in" in str(result.exception)
+
+
+def test_a_dry_run_without_data_leaves_out_what_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Record
+):
+    monkeypatch.chdir(tmp_path)
+    recipe = changed(usual_recipe("resnet8", "cifar10"), {"epochs": 1})
+    run = Run("resnet8", dataset="cifar10", recipe=recipe)
+    records.append(Path("runs/records.jsonl"), replace(record, run=run.as_dict()))
+    words = [*TRAIN, "--epochs", "1", "--seed", "0,1", "--data-dir", str(tmp_path)]
+    result = CliRunner().invoke(cli.app, [*words, "--submit", "local", "--dry-run"])
+    assert result.exit_code == 0, result.exception
+    assert "would submit 1 run in 1 task" in result.stdout
+    assert run.name not in result.stdout
 
 
 def test_what_ends_while_it_is_asked_for_is_not_submitted_again(
