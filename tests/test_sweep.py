@@ -254,12 +254,19 @@ def test_what_was_cancelled_before_it_began_is_not_lost(
     """Of four tasks one was lost before, one begins and saves, the others wait for a machine."""
     made = begun(tmp_path, *([run] for run in runs(4)))
     made.handed_to(slurm="7")
-    monkeypatch.setattr(slurm, "states", lambda _: dict.fromkeys((1, 2, 3), "pending"))
-    monkeypatch.setattr(slurm, "cancel", lambda _: None)
+    queue, asked = ["1|PENDING||None\n", "2|PENDING||None\n", "3|PENDING||None\n"], []
+
+    def ask(*words: str) -> str:
+        asked.append(words)
+        return "".join(queue) if words[0] == "squeue" else ""
+
+    monkeypatch.setattr(slurm, "require", lambda: None)
+    monkeypatch.setattr(slurm, "_ask", ask)
     status.cancel(made)
+    assert ("scancel", "7") in asked
     assert [task.state for task in status.tasks(made)] == ["lost", *["pending"] * 3]
     made.note(1, Note(left=1, signal=15))
-    monkeypatch.setattr(slurm, "states", lambda _: {})
+    queue.clear()
     states = [task.state for task in status.tasks(made)]
     assert states == ["lost", "stopped", "cancelled", "cancelled"]
 
@@ -291,8 +298,9 @@ def test_what_a_sweep_is_at_is_under_way_and_what_it_lost_is_not(tmp_path: Path)
 def test_of_another_machine_processes_are_not_signalled(tmp_path: Path):
     made = begun(tmp_path, runs(1))
     made.handed_to(host="another", pids=[1])
-    with pytest.raises(ValueError, match="works on another; cancel it there"):
-        local.cancel(made)
+    with held(made, 0), pytest.raises(ValueError, match="works on another; cancel it there"):
+        status.cancel(made)
+    assert not made.is_cancelled(0)
 
 
 def test_a_task_trains_its_share_and_leaves_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

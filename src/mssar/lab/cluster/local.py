@@ -86,5 +86,6 @@ def cancel(sweep: Sweep) -> None:
     if host != platform.node():
         raise ValueError(f"{sweep.name} works on {host}; cancel it there")
     for task in states(sweep):
+        sweep.mark_cancelled(task)
         with suppress(ProcessLookupError):
             os.kill(sweep.job["pids"][task], signal.SIGTERM)

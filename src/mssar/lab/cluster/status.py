@@ -38,8 +38,6 @@ def states(sweep: Sweep) -> dict[int, str]:
 
 def cancel(sweep: Sweep) -> None:
     """Ask all tasks to stop, which they do once they are saved."""
-    for task in states(sweep):
-        sweep.mark_cancelled(task)
     _whose(sweep).cancel(sweep)
 
 
