@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from mssar.lab.data import cifar
 from mssar.lab.data.cifar import Layout
@@ -143,3 +144,39 @@ def tar(contents: dict[str, bytes], *strange: tarfile.TarInfo) -> bytes:
         for member in strange:
             archive.addfile(member, io.BytesIO(b"x" * member.size))
     return stream.getvalue()
+
+
+def standing_in(name: str, monkeypatch: pytest.MonkeyPatch) -> Sample:
+    """A sample that is taken for the data set."""
+    made = Sample(name)
+    monkeypatch.setitem(cifar.LAYOUTS, name, made.layout)
+    return made
+
+
+@pytest.fixture
+def small(monkeypatch):
+    return standing_in("cifar10", monkeypatch)
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, link
+    return made
+
+
+HOSTILE = [
+    (member("../evil"), "lies outside a folder"),
+    (member("cifar-10-batches-bin/../../evil"), "lies outside a folder"),
+    (member("/evil"), "lies outside a folder"),
+    (member("c:\\evil"), "lies outside a folder"),
+    (member("evil", tarfile.SYMTYPE, "/etc"), "is a symbolic link"),
+    (member("evil", tarfile.LNKTYPE, "cifar-10-batches-bin/test_batch.bin"), "is a hard link"),
+    (member("evil", tarfile.CHRTYPE), "is neither a file nor a folder"),
+    (member("evil", tarfile.BLKTYPE), "is neither a file nor a folder"),
+    (member("evil", tarfile.FIFOTYPE), "is neither a file nor a folder"),
+]
+
+
+def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
+    (line,) = str(error.value).splitlines()
+    return line

@@ -5,8 +5,8 @@ import re
 
 import pytest
 from cifar_files import Sample
+from download_site import Site, archive, nowhere, offer, serving
 from rich.console import Console
-from test_fetch import Site, archive, nowhere, offer, serving
 from typer.testing import CliRunner, Result
 
 from mssar.lab.commands import data

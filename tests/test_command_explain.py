@@ -35,11 +35,11 @@ if not any(command.callback is explain for command in cli.app.registered_command
     cli.app.command()(explain)
 
 
-def saved(run: Run, folder: Path) -> Path:
+def saved(run: Run, folder: Path, classes: int = 4) -> Path:
     """A run that nobody trained, with weights that differ."""
     torch.manual_seed(0)
     progress = checkpoint.Progress(run.as_dict(), "", "fp32", "id", "now", epoch=1)
-    state = disturbed(run.build(4)).state_dict()
+    state = disturbed(run.build(classes)).state_dict()
     checkpoint.save(folder, progress, {f"model.{k}": v for k, v in state.items()})
     return folder
 

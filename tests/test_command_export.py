@@ -1,6 +1,7 @@
 """``mssar export`` as its user meets it; what the files hold is tested in test_export.py."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from typer.testing import CliRunner, Result
 import mssar
 from mssar.export import Exported
 from mssar.lab import cli, data
+from mssar.lab.data import cifar, places
 from mssar.lab.run import Run
+from mssar.networks.weights import read
 
 DATA = arrays(20, 12, 4)  # 8×8
 RUN = Run("resnet8", "mssar", {"scales": (1, 2)}, "tiny")
@@ -92,6 +95,32 @@ def test_without_its_data_set_names_are_left_out_and_that_is_said(asked, tmp_pat
     assert "classes" not in metadata
     assert metadata["mean"] == pytest.approx([0.485, 0.456, 0.406])
     assert "names of classes are left out: imagefolder is a tree" in result.stderr
+
+
+def test_weights_say_what_they_are_of_without_a_data_set(asked, monkeypatch, tmp_path):
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path))
+    for words in ((), ("--data-dir", str(tmp_path))):
+        assert "left out" not in invoke("resnet56-mssar-cifar100", *words).stderr
+    note = read("resnet56-mssar-cifar100").note
+    for _, _, size, _, metadata in asked:
+        assert size == (3, 32, 32)
+        assert metadata["classes"] == list(cifar.LAYOUTS["cifar100"].classes)
+        assert (metadata["mean"], metadata["std"]) == (note["mean"], note["std"])
+
+
+@pytest.mark.parametrize(("name", "count"), [("cifar10", 10), ("cifar100", 100)])
+def test_a_run_without_its_data_set_has_the_names_of_cifars_classes(
+    asked, monkeypatch, tmp_path, name, count
+):
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path))
+    run = replace(RUN, dataset=name)
+    result = invoke(str(saved(run, tmp_path / "run", count)))
+    ((*_, metadata),) = asked
+    assert metadata["classes"] == list(cifar.LAYOUTS[name].classes)
+    assert not metadata.keys() & {"mean", "std"}
+    assert "mean and deviation of colours are left out: no CIFAR" in result.stderr
+    invoke(str(saved(run, tmp_path / "other", 7)))  # of other classes
+    assert "classes" not in asked[-1][-1]
 
 
 @pytest.mark.parametrize(

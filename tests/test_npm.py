@@ -9,10 +9,8 @@ import signal
 
 import numpy as np
 import pytest
-from cifar_files import Sample, tar
-from PIL import Image
-from test_cifar import HOSTILE
-from test_fetch import (  # fixtures too
+from cifar_files import HOSTILE, Sample, one_line, tar
+from download_site import (  # fixtures too
     PART,
     _here_and_at_once,
     assert_whole,
@@ -20,10 +18,10 @@ from test_fetch import (  # fixtures too
     left,
     nowhere,
     offer,
-    one_line,
     root,
     sample,
 )
+from PIL import Image
 
 from mssar.lab.data import fetch, npm
 

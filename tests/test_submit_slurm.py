@@ -141,7 +141,7 @@ def test_what_is_cancelled_is_saved_and_stays_so_until_it_is_submitted_again(slu
     said = mssar("train", "--status")
     assert "0 of 3 runs recorded" in said
     assert "task 0, stopped: 0 of 1, 1 begun" in said
-    assert "task 2, lost: 0 of 1" in said  # it never came to a node
+    assert "task 2, cancelled: 0 of 1" in said  # it never came to a node
 
     before = epoch(folder(made, 0))
     again("0,1,2", 2000)

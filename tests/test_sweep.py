@@ -3,59 +3,27 @@
 import json
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from lab import arrays, tiny, tiny_everywhere, trained
-from typer.testing import CliRunner
+from lab import tiny, tiny_everywhere
+from sweeps import HOW, begun, finish, held, record, runs, seeds
 
-from mssar.durable import write_whole
-from mssar.lab import cli, records
+from mssar.lab import records
 from mssar.lab.cluster import collect, local, slurm, status, sweep
-from mssar.lab.cluster.sweep import Note, Order, Sweep
+from mssar.lab.cluster.sweep import Note, Order
 from mssar.lab.commands.task import carry_out, goes_on
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.clock import Clock
 from mssar.lab.engine.fleet import Outcome
 from mssar.lab.records import Record
-from mssar.lab.run import Initial, Run, usual_recipe
+from mssar.lab.run import Initial, Run
 
-HOW = {"device": "cpu", "precision": "fp32", "threads": 1}
-
-
-def begun(place: Path, *shares: list[Run], **more: object) -> Sweep:
-    files = {run.name: str(place / "all.jsonl") for share in shares for run in share}
-    return sweep.begin(Order(["train", "resnet8"], str(place / "runs"), files, HOW, **more), shares)
-
-
-def in_one(asked: list[Run]) -> dict[str, str]:
-    return dict.fromkeys([run.name for run in asked], "runs/records.jsonl")
-
-
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    return trained(tiny(epochs=1), arrays(), tmp_path_factory.mktemp("run"))
-
-
-def finish(made: Sweep, run: Run, record: Record, **changes: object) -> Record:
-    """As if it had been trained."""
-    done = replace(record, **{"run": run.as_dict(), "id": f"of seed {run.seed}", **changes})
-    place = Path(made.order.runs) / run.name / "record.json"
-    write_whole(place, done.as_line().encode() + b"\n")
-    return done
-
-
-def seeds(path: Path) -> list[int]:
-    return sorted(record.run["seed"] for record in records.read(path))
-
-
-def runs(count: int) -> list[Run]:
-    return [tiny(seed, epochs=1) for seed in range(count)]
+__all__ = ["record"]  # a fixture
 
 
 @pytest.mark.parametrize(
@@ -234,26 +202,6 @@ def test_half_a_line_among_the_records_does_not_count(tmp_path: Path, record: Re
     assert collect.collect(made) == ([done], [])
 
 
-@contextmanager
-def held(made: Sweep, task: int) -> Iterator[None]:
-    """By somebody else."""
-    inside, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with made.taken(task):
-            inside.set()
-            done.wait(20)
-
-    other = threading.Thread(target=hold)
-    other.start()
-    inside.wait(20)
-    try:
-        yield
-    finally:
-        done.set()
-        other.join()
-
-
 def test_a_task_that_was_started_twice_waits_for_itself(tmp_path: Path):
     made = begun(tmp_path, runs(1), runs(2)[1:])
     reached = threading.Event()
@@ -300,6 +248,45 @@ def test_status_tells_done_from_stopped_failed_and_lost(tmp_path: Path, record: 
     assert found[2].failures == ("the loss is nan",)
 
 
+def test_what_was_cancelled_before_it_began_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of four tasks one was lost before, one begins and saves, the others wait for a machine."""
+    made = begun(tmp_path, *([run] for run in runs(4)))
+    made.handed_to(slurm="7")
+    queue, asked = ["1|PENDING||None\n", "2|PENDING||None\n", "3|PENDING||None\n"], []
+
+    def ask(*words: str) -> str:
+        asked.append(words)
+        return "".join(queue) if words[0] == "squeue" else ""
+
+    monkeypatch.setattr(slurm, "require", lambda: None)
+    monkeypatch.setattr(slurm, "_ask", ask)
+    status.cancel(made)
+    assert ("scancel", "7") in asked
+    assert [task.state for task in status.tasks(made)] == ["lost", *["pending"] * 3]
+    made.note(1, Note(left=1, signal=15))
+    queue.clear()
+    states = [task.state for task in status.tasks(made)]
+    assert states == ["lost", "stopped", "cancelled", "cancelled"]
+
+
+def test_processes_that_a_signal_ends_before_they_listen_are_not_lost(tmp_path: Path):
+    made = begun(tmp_path, *([run] for run in runs(2)))
+    wait = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    at_once = [sys.executable, "-S", "-c", ""]
+
+    def look() -> None:
+        try:
+            os.kill(made.job["pids"][0], 0)
+        except ProcessLookupError:  # it is over
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    statuses, told = local.work(made, [at_once, wait], [], look, lambda: None)
+    assert (statuses, told) == ([0, -signal.SIGTERM], signal.SIGTERM)
+    assert [task.state for task in status.tasks(made)] == ["lost", "cancelled"]
+
+
 def test_what_a_sweep_is_at_is_under_way_and_what_it_lost_is_not(tmp_path: Path):
     made = begun(tmp_path, runs(2), runs(3)[2:])
     made.handed_to(host="here", pids=[0, 0])
@@ -311,8 +298,9 @@ def test_what_a_sweep_is_at_is_under_way_and_what_it_lost_is_not(tmp_path: Path)
 def test_of_another_machine_processes_are_not_signalled(tmp_path: Path):
     made = begun(tmp_path, runs(1))
     made.handed_to(host="another", pids=[1])
-    with pytest.raises(ValueError, match="works on another; cancel it there"):
-        local.cancel(made)
+    with held(made, 0), pytest.raises(ValueError, match="works on another; cancel it there"):
+        status.cancel(made)
+    assert not made.is_cancelled(0)
 
 
 def test_a_task_trains_its_share_and_leaves_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -393,110 +381,6 @@ def test_options_of_the_user_count_most():
     assert "gpus-per-node" not in slurm.parameters("mssar", 240, False)
 
 
-TRAIN = ("train", "resnet8", "--dataset", "cifar10", "--device", "cpu")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([*TRAIN, "--submit", "pbs"], "--submit is slurm or local; got 'pbs'"),
-        ([*TRAIN, "--tasks", "2"], "--tasks goes with --submit"),
-        ([*TRAIN, "--dry-run"], "--dry-run goes with --submit"),
-        ([*TRAIN, "--submit", "local", "--sbatch", "mem=1G"], "--sbatch goes with --submit slurm"),
-        ([*TRAIN, "--submit", "local", "--restart"], "with --submit name other --runs"),
-        ([*TRAIN, "--submit", "slurm"], "needs the time of each task: --time-budget 4h"),
-        (
-            [*TRAIN, "--submit", "slurm", "--time-budget", "1h", "--sbatch", "time=9"],
-            "Slurm's limit is what --time-budget says",
-        ),
-        (
-            [*TRAIN, "--submit", "slurm", "--time-budget", "1h", "--sbatch", "=9"],
-            "--sbatch is one of sbatch's options, as partition=gpu; got '=9'",
-        ),
-        ([*TRAIN, "--submit", "slurm", "--time-budget", "1h"], "Slurm's sbatch, which is not here"),
-        (
-            ["train", "resnet8", "--device", "cuda:1", "--submit", "slurm", "--time-budget", "1h"],
-            "on a cluster --device is cuda or cpu; got 'cuda:1'",
-        ),
-        (
-            ["train", "resnet8", "--device", "cuda:1", "--submit", "local"],
-            "takes every GPU of CUDA_VISIBLE_DEVICES; got 'cuda:1'",
-        ),
-    ],
-)
-def test_mistakes_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
-):
-    tiny_everywhere(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    result = CliRunner().invoke(cli.app, words)
-    assert isinstance(result.exception, ValueError)
-    assert said in str(result.exception)
-    assert "\n" not in str(result.exception)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_dry_run_says_it_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Also where neither Slurm nor a GPU is."""
-    tiny_everywhere(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    words = ["reproduce", "table3", "--nets", "resnet20", "--seeds", "3", "--dry-run"]
-    words += ["--submit", "slurm", "--time-budget", "4h", "--sbatch", "partition=gpu"]
-    result = CliRunner().invoke(cli.app, words)
-    assert result.exit_code == 0, result.exception
-    said = result.stdout.splitlines()
-    assert said[:6] == [
-        "would submit 24 runs in 6 tasks (slurm)",
-        "  --job-name=mssar",
-        "  --time=240",
-        "  --requeue",
-        "  --gpus-per-node=1",
-        "  --partition=gpu",
-    ]
-    assert [line for line in said if line.startswith("task")] == [
-        f"task {number}:" for number in range(6)
-    ]
-    assert len({line for line in said if line.startswith("  cifar")}) == 24
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_what_ends_while_it_is_asked_for_is_not_submitted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Its record may have come just after they were collected."""
-    tiny_everywhere(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    recipe = usual_recipe("resnet8", "cifar10")
-    asked = [Run("resnet8", dataset="cifar10", recipe=recipe, seed=seed) for seed in (0, 1)]
-    made = sweep.begin(Order([], "runs", in_one(asked), HOW), [asked])
-    made.handed_to(host="here", pids=[0])
-    words = ["train", "resnet8", "--dataset", "cifar10", "--device", "cpu", "--seed", "0,1"]
-    real = collect.collect
-    with ExitStack() as task:
-        task.enter_context(held(made, 0))
-
-        def ends(of: Sweep) -> tuple[list[Record], list[str]]:
-            found = real(of)
-            task.close()
-            return found
-
-        monkeypatch.setattr(collect, "collect", ends)
-        result = CliRunner().invoke(cli.app, [*words, "--submit", "local", "--dry-run"])
-    assert result.exit_code == 0, result.exception
-    assert "nothing is left to submit" in result.stderr
-    assert "2 runs under way already" in result.stderr
-
-
-def test_nothing_was_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    for verb in ("train", "reproduce", "compare"):
-        result = CliRunner().invoke(cli.app, [verb, "--status"])
-        assert (result.exit_code, result.exception) == (0, None)
-        assert "nothing was submitted from runs" in result.stdout
-
-
 def test_slurm_is_not_asked_about_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Record
 ):
@@ -510,32 +394,3 @@ def test_slurm_is_not_asked_about_what_is_done(
     finish(made, made.runs[1], record)
     assert status.states(made) == {}
     assert status.under_way(tmp_path / "runs") == set()
-
-
-def test_who_submits_meanwhile_waits_until_it_can_be_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    tiny_everywhere(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    recipe = usual_recipe("resnet8", "cifar10")
-    asked = [Run("resnet8", dataset="cifar10", recipe=recipe)]
-    words = ["train", "resnet8", "--dataset", "cifar10", "--device", "cpu", "--submit", "local"]
-    said = list[str]()
-
-    def other() -> None:
-        said.append(CliRunner().invoke(cli.app, words).output)
-
-    with sweep.alone(Path("runs")):
-        second = threading.Thread(target=other)
-        second.start()
-        second.join(1)
-        assert not said
-        made = sweep.begin(Order([], "runs", in_one(asked), HOW), [asked])
-        made.handed_to(host="here", pids=[0])
-        task = ExitStack()
-        task.enter_context(held(made, 0))
-    with task:
-        second.join(60)
-    assert "1 run under way already" in said[0]
-    assert "nothing is left to submit" in said[0]
-    assert len(sweep.sweeps(Path("runs"))) == 1

@@ -2,11 +2,14 @@
 
 import copy
 import math
+import sys
 
 import pytest
 import torch
 from tails import DEVICE, differentiated, maps, worst
 from torch import nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
 
 from mssar.kernels.tail.plan import Settings, read
@@ -119,6 +122,42 @@ def test_a_compiled_block_takes_any_batch_with_one_graph_more(unchecked, monkeyp
         assert worst(*found, names)[0] < 1e-5
         assert counter.frame_count == graphs, "the second size makes sizes symbols, once"
     torch.compiler.reset()
+
+
+def forward_derivative(call, x):
+    with torch.no_grad(), forward_ad.dual_level():
+        return forward_ad.unpack_dual(call(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("transform", "ours"),
+    [
+        (lambda c, f, x: c(grad(lambda x: f(x).square().sum()))(x), False),
+        (lambda c, f, x: c(vmap(f))(x[None]), False),
+        (lambda c, f, x: forward_derivative(c(f), x), False),
+        (lambda c, f, x: c(lambda x: functional_call(f, dict(f.named_parameters()), x))(x), True),
+        (lambda c, f, x: c(f)(x), True),
+    ],
+    ids=["grad", "vmap", "forward", "call", "plain"],
+)
+def test_functions_of_functions_are_for_the_modules_when_compiled_too(
+    unchecked, monkeypatch, transform, ours
+):
+    fusible, called = sys.modules["mssar.fusible"], []
+    monkeypatch.setattr(fusible, "chosen", lambda backend, _: backend == "auto")
+
+    def keep(graph, _):
+        called.extend(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
+        return graph
+
+    layer, x = unchecked.MSSAR(12, (1, 2), backend="auto").to(DEVICE).eval(), maps(2, 12, 4, 4)
+    torch.compiler.reset()
+    found = transform(lambda call: torch.compile(call, backend=keep), layer, x)
+    torch.compiler.reset()
+    assert any(name.startswith("mssar.") for name in called) is ours
+    layer.backend = "reference"
+    assert_close(found, transform(lambda call: call, layer, x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

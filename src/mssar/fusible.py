@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from operator import attrgetter, contains, is_, itemgetter
+from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -407,9 +408,8 @@ def _misfit(
 
 def _transformed() -> str | None:
     """What is asked for that only PyTorch's own ops know; they would drop it without a word."""
-    if torch.compiler.is_compiling():
-        return None
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    # Dynamo stands something for a None from here, which is None by its type alone.
+    if not isinstance(torch._C._functorch.peek_interpreter_stack(), NoneType):
         return "torch.func transforms it"
     return "forward derivatives are asked for" if forward_ad._current_level >= 0 else None
 

@@ -21,7 +21,8 @@ from faults.suite import Row, share
 MODULES = {  # and the families that are theirs: a process imports what it needs
     "lines": ("lines",),
     "networks": ("signed", "crafted", "folders"),
-    "archives": ("archives", "bombs", "batches", "package"),
+    "archives": ("archives", "bombs"),
+    "batches": ("batches", "package"),
     "images": ("images", "odd"),
     "foreign": ("foreign", "pickles"),
     "special": ("special",),

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import mssar
-from faults.files.archives import payloads
 from faults.files.mutation import changed
+from faults.files.payloads import payloads
 from faults.files.sandbox import Case, Family, WrongError
 from mssar.networks import weights
 from mssar.surgery import initial

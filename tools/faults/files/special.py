@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mssar
-from faults.files.archives import _empty
+from faults.files.dataset import empty
 from faults.files.sandbox import Case, Family, WrongError
 from mssar.lab import records, timings
 from mssar.lab.commands.pictures import picture
@@ -144,7 +144,7 @@ def attempt(_: object, case: Case) -> None:
     pairs = [(what, reader) for reader in READERS for what in MADE]
     what, reader = pairs[case.number * 11 % len(pairs)]  # 119 of them
     case.begin(ROW, f"{what} as {reader}", str(case.folder))
-    _empty(case.folder)
+    empty(case.folder)
     MADE[what](case.folder / "file")
     try:
         READERS[reader](case.folder)

@@ -44,8 +44,10 @@ def work(
         while any(process.poll() is None for process in processes):
             if clock.signal is not None and not passed:
                 passed = True
-                for process in processes:
-                    process.terminate()
+                for task, process in enumerate(processes):
+                    if process.poll() is None:
+                        sweep.mark_cancelled(task)
+                        process.terminate()
             if starting and all(
                 sweep.is_taken(task) or process.poll() is not None
                 for task, process in enumerate(processes)
@@ -84,5 +86,6 @@ def cancel(sweep: Sweep) -> None:
     if host != platform.node():
         raise ValueError(f"{sweep.name} works on {host}; cancel it there")
     for task in states(sweep):
+        sweep.mark_cancelled(task)
         with suppress(ProcessLookupError):
             os.kill(sweep.job["pids"][task], signal.SIGTERM)

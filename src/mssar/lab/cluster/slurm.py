@@ -99,8 +99,10 @@ def states(sweep: Sweep) -> dict[int, str]:
 def cancel(sweep: Sweep) -> None:
     """Ask the tasks to stop; they save, and those that wait are forgotten."""
     if job := sweep.job.get("slurm"):
-        require()
+        going = states(sweep)
         _ask("scancel", job)
+        for task in going:
+            sweep.mark_cancelled(task)
 
 
 def requeue() -> None:

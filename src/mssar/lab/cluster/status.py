@@ -50,7 +50,7 @@ def tasks(sweep: Sweep) -> list[Standing]:
         recorded = len(places) - len(others)
         begun = sum(bool(checkpoint.checkpoints(place)) for place in others)
         note = notes.get(number)
-        state = going.get(number) or _end(note, not others, bool(sweep.job))
+        state = going.get(number) or _end(sweep, number, note, not others)
         failures = tuple(note.failures if note else ())
         found.append(
             Standing(number, state, number in going, len(share), recorded, begun, failures)
@@ -58,13 +58,15 @@ def tasks(sweep: Sweep) -> list[Standing]:
     return found
 
 
-def _end(note: Note | None, done: bool, handed: bool) -> str:
+def _end(sweep: Sweep, number: int, note: Note | None, done: bool) -> str:
     """How a task ended that is nowhere to be seen."""
     if done:
         return "done"
-    if note is None:
-        return "lost" if handed else "never submitted"
-    return "failed" if note.failures else "stopped"
+    if note is not None:
+        return "failed" if note.failures else "stopped"
+    if sweep.is_cancelled(number):
+        return "cancelled"
+    return "lost" if sweep.job else "never submitted"
 
 
 def under_way(runs: Path) -> set[str]:

@@ -112,6 +112,16 @@ class Sweep:
         """What became of it before."""
         (self.folder / f"task-{task}.json").unlink(missing_ok=True)
 
+    def mark_cancelled(self, task: int) -> None:
+        """For where it has no time to leave a note."""
+        self._cancelled(task).touch()
+
+    def is_cancelled(self, task: int) -> bool:
+        return self._cancelled(task).exists()
+
+    def _cancelled(self, task: int) -> Path:
+        return self.folder / f"task-{task}.cancelled"
+
     def notes(self) -> dict[int, Note]:
         """By task; of those that came to an end, whichever."""
         found = {}

@@ -82,7 +82,6 @@ def compare(
     mssar compare resnet20 --dataset cifar100 --seeds 3 --time-budget 9m
     mssar compare resnet20 --dataset cifar100 --submit local
     """
-    from mssar.lab import data
     from mssar.lab.engine.world import launched, leads
     from mssar.lab.report import build
     from mssar.lab.report.collect import collect
@@ -103,7 +102,7 @@ def compare(
     how = submission.settled(how)
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = parse.seconds(time_budget)
-    checksum = data.load(dataset, data_dir).checksum
+    checksum = submission.checksum(dataset, data_dir)
     sweeps.gather(runs)
     beside = record_in.parent.glob("*.jsonl")
     known = _wanted(collect(sorted(beside)), asked, checksum, how.precision).records
@@ -139,7 +138,7 @@ def compare(
 
 
 def _wanted(
-    found: Collection, asked: list[Run], checksum: str, precision: str | None
+    found: Collection, asked: list[Run], checksum: str | None, precision: str | None
 ) -> Collection:
     """Of what was found only what is compared, on the same data and in the same precision."""
     from mssar.lab.report.collect import Collection
@@ -147,7 +146,7 @@ def _wanted(
     wanted = [run.as_dict() for run in asked]
 
     def belongs(record: Record) -> bool:
-        same = record.data["checksum"] == checksum and record.run in wanted
+        same = checksum in (None, record.data["checksum"]) and record.run in wanted
         return same and record.execution.get("precision") == precision
 
     return Collection(

@@ -57,8 +57,8 @@ def export(
     if size is not None and size < 1:
         raise ValueError(f"--size is 1 or more; got {size}")
     chosen = engine.trained(run, say)
-    found = _data(chosen, data_dir)
-    channels, height, width = image_shape(chosen.run, found)
+    found = None if chosen.note else _data(chosen, data_dir)  # a file of weights says it all
+    channels, height, width = chosen.note["size"] if chosen.note else image_shape(chosen.run, found)
     path = file or Path(f"{chosen.run.name}{SUFFIXES[format_ or 'onnx']}")
     shape = (channels, size or height, size or width)
     metadata = _metadata(chosen, found)
@@ -77,12 +77,21 @@ def _data(chosen: engine.Trained, data_dir: Path | None) -> Data | None:
     try:
         found = data.load(chosen.run.dataset, data_dir)
     except ValueError as error:
-        say(f"names of classes are left out: {error}")
+        what = "mean and deviation of colours" if _names(chosen) else "names of classes"
+        say(f"{what} are left out: {error}")
         return None
     if len(found.classes) != chosen.classes:
         say(f"names of classes are left out: {found.name} has {len(found.classes)}, not as trained")
         return None
     return chosen.run.normalised(found)
+
+
+def _names(chosen: engine.Trained) -> list[str]:
+    """Those of classes that are known without the data set."""
+    from mssar.lab.data import cifar
+
+    layout = cifar.LAYOUTS.get(chosen.run.dataset)
+    return list(layout.classes) if layout and len(layout.classes) == chosen.classes else []
 
 
 def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
@@ -97,10 +106,14 @@ def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
         "options": run.as_dict()["options"],
         "dataset": run.dataset,
     }
+    if chosen.note:
+        return said | {name: chosen.note[name] for name in ("classes", "mean", "std")}
     if found is not None:
         mean, std = run.colours(found.mean, found.std)
-        said |= {"classes": list(found.classes), **_colours(mean, std)}
-    elif isinstance(run.recipe.augmentation, Photographs):  # what they are normalised by is known
+        return said | {"classes": list(found.classes), **_colours(mean, std)}
+    if names := _names(chosen):
+        said["classes"] = names
+    if isinstance(run.recipe.augmentation, Photographs):  # what they are normalised by is known
         said |= _colours(*run.colours(MEAN, STD))
     return said
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -63,7 +64,7 @@ def hand_on(
     with ExitStack() as held:
         if not submission.dry_run:
             held.enter_context(sweeps.alone(folder))
-        left = _left(runs, how.precision, folder, data_dir, record_in.values())
+        left = _left(runs, how.precision, folder, submission, data_dir, record_in.values())
         if options is None:
             return _locally(submission, order, left, held.close)
         _to_slurm(submission, order, left, options)
@@ -122,6 +123,8 @@ def _locally(
         if number in notes:
             outcome.failures += notes[number].failures
             outcome.signal = outcome.signal or notes[number].signal
+        elif sweep.is_cancelled(number):
+            outcome.signal = outcome.signal or signal.SIGTERM
         elif not outcome.signal:
             outcome.failures.append(_vanished(number, status, sweep))
     if outcome.failures and not outcome.signal:
@@ -138,26 +141,26 @@ def _left(
     runs: Sequence[Run],
     precision: str | None,
     folder: Path,
+    submission: Submission,
     data_dir: Path | None,
     files: Iterable[Path],
 ) -> list[Run]:
     """What is to be trained, once all is known to be there."""
     from mssar.lab import records
     from mssar.lab.cluster import status
-    from mssar.lab.engine.runner import loader
 
     busy = status.under_way(folder)  # before: what has ended by now has left its records
     gather(folder)
-    load = loader(data_dir)
     for run in runs:
         run.check()
-    data = {name: load(name).checksum for name in dict.fromkeys(run.dataset for run in runs)}
+    names = dict.fromkeys(run.dataset for run in runs)
+    known = {name: submission.checksum(name, data_dir, say) for name in names}
     done = [
         record.run
         for file in dict.fromkeys(files)
         for record in records.read(file)
         if record.execution.get("precision") == precision
-        and record.data["checksum"] == data.get(record.run["dataset"])
+        and known.get(record.run["dataset"]) in (None, record.data["checksum"])
     ]
     waiting = [run for run in dict.fromkeys(runs) if run.as_dict() not in done]
     left = [run for run in waiting if run.name not in busy]

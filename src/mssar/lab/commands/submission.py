@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,23 @@ class Submission:
             raise ValueError(f"--sbatch goes with --submit slurm, not {self.submit}")
         if launched():
             raise ValueError("--submit starts processes of its own: without torchrun")
+
+    def checksum(
+        self,
+        dataset: str,
+        data_dir: Path | None,
+        say: Callable[[str], None] = lambda message: None,  # noqa: ARG005
+    ) -> str | None:
+        """Of a data set; None where a dry run does without it: then records of any data count."""
+        from mssar.lab import data
+
+        try:
+            return data.load(dataset, data_dir).checksum
+        except ValueError as error:
+            if not self.dry_run:
+                raise
+            say(f"records of {dataset} count whatever data they are of: {error}")
+            return None
 
     def settled(self, how: How) -> How:
         """With the precision that it will be, and the kind of device: known here, also of another
