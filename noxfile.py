@@ -11,7 +11,7 @@ nox.options.error_on_missing_interpreters = False
 
 OLDEST = ("torch==2.6.0", "numpy<2")  # with Triton 3.2, which is too old for the kernels
 TESTED = "package coordinates layer layer_errors networks cost records engine resume weights"
-KERNELS = "backends tail windows dense"
+KERNELS = "backends tail tail_compiled windows dense"
 # Triton 3.4's interpreter takes arrays of one number for numbers: NumPy 2.4 refuses, earlier ones
 # warn.
 SCALARS = "ignore:Conversion of an array with ndim:DeprecationWarning"

@@ -354,6 +354,13 @@ def test_reproduce_runs_what_is_missing_and_then_nothing():
     assert left["resnet20", "cifar10"] == 1
     assert left["resnet20", "cifar100"] == 2
     assert more["seconds_left"] > 0
+    file = Path("records/table3.jsonl")
+    first, rest = file.read_text().split("\n", 1)
+    assert '"precision":"fp32"' in first
+    file.write_text(first.replace('"precision":"fp32"', '"precision":"bf16"') + "\n" + rest)
+    assert "nothing is left to run" in run("reproduce", "--list", *words[1:]).stdout
+    said = run(*words).stderr
+    assert "1 of 1 run to train: recorded, but not in fp32, as is usual here" in said
 
 
 @pytest.mark.usefixtures("_quick")

@@ -95,3 +95,13 @@ def test_what_has_it_by_birth(mssar):
 def test_nothing_to_remove(mssar, resnet):
     with pytest.raises(ValueError, match="nothing was inserted into this ResNet"):
         mssar.remove(resnet)
+
+
+def test_an_optimiser_of_another_network(mssar, resnet):
+    """As that of the network which this one is a copy of."""
+    before = copy.deepcopy(resnet.state_dict())
+    optimizer = torch.optim.SGD(copy.deepcopy(resnet).parameters(), 0.1)
+    with pytest.raises(ValueError, match="optimizer has none of this network's parameters: pass"):
+        mssar.insert(resnet, optimizer=optimizer)
+    assert len(optimizer.param_groups) == 1
+    assert resnet.state_dict().keys() == before.keys()

@@ -162,3 +162,19 @@ def test_vmap_over_whole_networks(unchecked):
     found = vmap(lambda p, b, x: functional_call(skeleton, (p, b), (x,)))(parameters, buffers, x)
     for i, network in enumerate(networks):
         assert_close(found[i], network(x[i]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning"
+)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("options", LAYERS)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_torchscript_traces_it(unchecked, batch, options, size):
+    """With gradients wanted, as of any network that was just made or loaded."""
+    layer = unchecked.MSSAR(6, **options).eval()
+    traced = torch.jit.trace(layer, torch.randn(batch, 6, *size))
+    for other in ((batch, *size), (3, 8, 12)):  # sizes stay open
+        x = torch.randn(other[0], 6, *other[1:])
+        if options.get("strategy") != "sliding" or other[1:] == size:  # but a window's
+            assert_close(traced(x), layer(x))

@@ -398,8 +398,9 @@ def _misfit(
     ):
         return "the shortcut differs in shape, type or device"
     device, dtype = x.device, bound.trained[-3].dtype  # an Ω₂'s
-    moved = [] if bound.tracked is None else [t for some in bound.tracked[:3] for t in some]
-    if any(t.device != device for t in [*bound.tensors, *moved]):
+    moved = bound.tracked
+    statistics = [] if moved is None else [*moved.means, *moved.variances, *moved.seen]
+    if any(t.device != device for t in [*bound.tensors, *statistics]):
         return "x and the modules are on different devices"
     if dtype is not x.dtype and not torch.is_autocast_enabled(device.type):
         return f"x is {x.dtype}, the layer {dtype}"

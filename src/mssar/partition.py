@@ -75,7 +75,8 @@ def areas_by_index(size: Size, grid: Size, like: Tensor) -> Float[Tensor, "1 1 h
 
 
 def _areas(rows: Int[Tensor, " j"], columns: Int[Tensor, " k"], like: Tensor) -> Tensor:
-    return (rows.diff()[:, None] * columns.diff())[None, None].to(accumulation(like))
+    heights, widths = rows[1:] - rows[:-1], columns[1:] - columns[:-1]
+    return (heights[:, None] * widths)[None, None].to(accumulation(like))
 
 
 def _borders(length: int, parts: int, device: torch.device) -> Int[Tensor, " j"]:
@@ -137,7 +138,7 @@ def mean_by_cells_last(x: Tensor, grid: Size) -> Tensor:
 
 
 def mean_by_index(x: Tensor, grid: Size) -> Tensor:
-    return _applied(_Means, x, grid) if x.requires_grad else _gather_means(x, grid)
+    return _applied(_Means, x, grid) if _differentiated(x) else _gather_means(x, grid)
 
 
 def _sides(x: Tensor, grid: Size) -> Size:
@@ -188,7 +189,7 @@ def repeat_by_runs(z: Tensor, size: Size) -> Tensor:
 
 
 def repeat_by_index(z: Tensor, size: Size) -> Tensor:
-    return _applied(_Repeated, z, size) if z.requires_grad else _gather(z, size)
+    return _applied(_Repeated, z, size) if _differentiated(z) else _gather(z, size)
 
 
 def _repeat_runs(z: Tensor, axis: int, runs: list[int]) -> Tensor:
@@ -299,6 +300,12 @@ class _Repeated(torch.autograd.Function):
         return sums.to(gradient.dtype), None, None
 
 
+def _differentiated(x: Tensor) -> bool:
+    """Whether somebody may ask for a gradient. Who traces as TorchScript does cannot take functions
+    of autograd's, and fails."""
+    return x.requires_grad and torch._C._get_tracing_state() is None
+
+
 def _applied(function: type[torch.autograd.Function], x: Tensor, size: Size) -> Tensor:
     result: Tensor = function.apply(x, *size)
     return result
@@ -328,7 +335,7 @@ def _members(length: int, parts: int, device: torch.device) -> tuple[Tensor, Ten
     # No run is longer; and this is never 1, which broadcasting would ask about.
     offsets = torch.arange(length // parts + 1, device=device)
     index = borders[:-1, None] + offsets  # h a
-    return index.clamp(max=length - 1), index < borders[1:, None], borders.diff()
+    return index.clamp(max=length - 1), index < borders[1:, None], borders[1:] - borders[:-1]
 
 
 # --- Means over windows, which overlap

@@ -36,8 +36,7 @@ def exporting() -> bool:
     """An exported program should need neither this package nor Triton."""
     # torch.compiler.is_exporting() says yes to torch.compile too, in torch 2.7 to 2.11.
     exported = getattr(torch.compiler, "_is_exporting_flag", False)  # since torch 2.7
-    tracing = torch._C._get_tracing_state() is not None  # is_in_onnx_export takes its time
-    return bool(exported) or (tracing and torch.onnx.is_in_onnx_export())
+    return bool(exported) or torch._C._get_tracing_state() is not None  # by TorchScript
 
 
 def require_backend(backend: str) -> None:

@@ -65,6 +65,7 @@ def insert(
     """
     _require_kinds(model, optimizer)
     _require_whole(model)
+    _require_whose(model, optimizer)
     if init not in ("identity", "random"):
         raise ValueError(f"init is 'identity' or 'random'; got {init!r}")
     chosen = places(model, where)
@@ -242,6 +243,18 @@ def _require_kinds(model: object, optimizer: object) -> None:
         raise ValueError(f"model is a torch.nn.Module; got {type(model).__name__}")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer is a torch.optim.Optimizer; got {type(optimizer).__name__}")
+
+
+def _require_whose(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """With another network's, as of a copy, the layers would be all that is trained."""
+    if optimizer is None:
+        return
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if held.isdisjoint(map(id, model.parameters())):
+        raise ValueError(
+            "optimizer has none of this network's parameters: pass the one that trains it, or "
+            "insert first and make the optimizer from model.parameters()"
+        )
 
 
 def _require_own(model: nn.Module, chosen: Found, init: Init) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from mssar.lab.commands import options as opt
 from mssar.lab.commands import parse, sweeps
 from mssar.lab.commands import submission as sub
-from mssar.lab.commands.console import console, counted, print_json
+from mssar.lab.commands.console import console, counted, print_json, say
 from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.commands.leave import leave
 
@@ -75,17 +75,17 @@ def reproduce(
     machine = hardware(choose_device("auto" if submission.submit else how.device))
     sweeps.gather(runs)
 
-    def plan() -> tuple[Plan, str]:
+    def plan(precision: str | None) -> tuple[Plan, str]:
         """As it stands, and the machine that its times are for: this one, if it has any."""
         known = recorded.read(records)
         others = dict.fromkeys(record.environment["hardware"] for record in known)
         for where in (machine, *others):
-            made = _plan(known, where)
+            made = _plan(known, where, precision)
             if made.seconds_left is not None:
                 return made, where
-        return _plan(known, machine), machine
+        return _plan(known, machine, precision), machine
 
-    def _plan(known: list[recorded.Record], where: str) -> Plan:
+    def _plan(known: list[recorded.Record], where: str, precision: str | None) -> Plan:
         return plan_for(
             names,
             known,
@@ -93,13 +93,19 @@ def reproduce(
             nets=None if nets is None else nets.split(","),
             datasets=None if datasets is None else datasets.split(","),
             seeds=seeds,
-            precision=given if listing else how.precision,
+            precision=precision,
         )
 
-    found, where = plan()
+    counts = given if listing else how.precision
+    found, where = plan(counts)
     if listing or not found.missing:
         _show(found, where, as_json)
         return
+    if given is None and (again := len(found.missing) - len(plan(None)[0].missing)):
+        say(
+            f"{again} of {counted(len(found.missing), 'run')} to train: recorded, but not in "
+            f"{counts}, as is usual here; --precision NAME has records of NAME count"
+        )
     outcome = sub.carry_out(
         found.missing,
         how,
@@ -112,7 +118,7 @@ def reproduce(
     if outcome is None:
         return
     if leads():
-        _show(*plan(), as_json)
+        _show(*plan(counts), as_json)
     leave(outcome, "the same command")
 
 
