@@ -124,6 +124,10 @@ def test_a_run_that_is_here_is_not_shown_twice():
     own = packed.id
     here = replace(found, folders={own: Path("runs/own")})
     assert build._worth_seeing(here, "reproduction") == [(Path("runs/own"), own)]
+    (record,) = [r for r in found.records if r.id == own]
+    again = replace(record, id="trained-by-the-reader")
+    both = replace(found, records=[*found.records, again], folders={again.id: Path("runs/own")})
+    assert build._worth_seeing(both, "reproduction") == [(Path("runs/own"), again.id)]
     (other,) = [r for r in found.records if r.run == {**packed.run, "seed": 1}]
     here = replace(found, folders={other.id: Path("runs/other")})
     seen = build._worth_seeing(here, "reproduction")

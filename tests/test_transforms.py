@@ -1,6 +1,7 @@
 """What PyTorch makes of the layer: compile, export, functional calls, vmap over models."""
 
 import copy
+import io
 import shutil
 
 import pytest
@@ -174,7 +175,30 @@ def test_torchscript_traces_it(unchecked, batch, options, size):
     """With gradients wanted, as of any network that was just made or loaded."""
     layer = unchecked.MSSAR(6, **options).eval()
     traced = torch.jit.trace(layer, torch.randn(batch, 6, *size))
-    for other in ((batch, *size), (3, 8, 12)):  # sizes stay open
+    for other in ((batch, *size), (3, 8, 12), (2, 14, 14)):  # sizes stay open
         x = torch.randn(other[0], 6, *other[1:])
-        if options.get("strategy") != "sliding" or other[1:] == size:  # but a window's
-            assert_close(traced(x), layer(x))
+        assert_close(traced(x), layer(x))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
+)
+def test_the_former_onnx_exporter_takes_it(unchecked):
+    """Which knows fewer operations than the present one."""
+    file, sizes = io.BytesIO(), {"x": {0: "n", 2: "h", 3: "w"}}
+    layer = unchecked.MSSAR(6, scales=(1, 2)).eval()
+    names = {"input_names": ["x"], "dynamic_axes": sizes, "dynamo": False}
+    torch.onnx.export(layer, (torch.randn(1, 6, 7, 9),), file, **names)
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    for shape in ((1, 6, 7, 9), (3, 6, 8, 12)):
+        x = torch.randn(shape)
+        (found,) = session.run(None, {"x": x.numpy()})
+        assert_close(torch.from_numpy(found), layer(x).detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_cannot_hold_the_kernels(unchecked):
+    layer = unchecked.MSSAR(6, backend="triton").eval()
+    with pytest.raises(ValueError, match="a TorchScript trace cannot hold the kernels: use backen"):
+        torch.jit.trace(layer, torch.randn(1, 6, 8, 8))

@@ -74,7 +74,8 @@ def settled(x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
         return x
     if x.device.type != "cpu" or not x.requires_grad or x.is_leaf:  # no BN is before a leaf
         return x
-    if torch._C._get_tracing_state() is not None:  # by TorchScript, which has no hooks
+    # TorchScript notes that a size is read, and its check traces once more, without gradients.
+    if torch._C._get_tracing_state() is not None:
         return x
     if type(x.shape[0]) is not int or x.shape[0] != 1:  # a tracer may leave it open
         return x

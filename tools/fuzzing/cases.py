@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -87,8 +88,9 @@ class Case:
     def rows(self) -> int:
         """That the coarsest scale's norms see, and that may differ."""
         n, _, h, w = self.shape
-        if self.kind in ("windows", "sliding"):  # at scale 1 every window is the whole map
-            return n if 1 in self.scales else n * h * w
+        if self.kind in ("windows", "sliding"):  # of which some may all be the whole map
+            everything = any(max(h, w) <= math.isqrt(h * w // k**2) + 1 for k in self.scales)
+            return n if everything else n * h * w
         return n * min(min(k, h) * min(k, w) for k in self.scales)
 
     def possible(self) -> bool:
@@ -335,6 +337,10 @@ def results(case: Case, given: Given, backend: str, wide: bool = False) -> dict[
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Of float32 on a GPU, too; and convolutions that give the same twice."""
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
-    yield
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
+    cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = False, False, True
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = before

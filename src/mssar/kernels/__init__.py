@@ -51,6 +51,8 @@ def chosen(backend: str, x: Tensor) -> bool:
         return usable and able(x.device)
     if backend == "reference" or x.is_meta:  # without numbers nothing is computed
         return False
+    if torch._C._get_tracing_state() is not None:
+        raise ValueError("a TorchScript trace cannot hold the kernels: use backend='auto'")
     if not AVAILABLE:
         raise ValueError(
             "backend='triton' needs Triton 3.4 or newer: pip install -U triton, or backend='auto'"

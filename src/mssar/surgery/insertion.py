@@ -247,7 +247,7 @@ def _require_kinds(model: object, optimizer: object) -> None:
 
 def _require_whose(model: nn.Module, optimizer: Optimizer | None) -> None:
     """With another network's, as of a copy, the layers would be all that is trained."""
-    if optimizer is None:
+    if optimizer is None or not any(p.requires_grad for p in model.parameters()):
         return
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held.isdisjoint(map(id, model.parameters())):

@@ -158,24 +158,29 @@ def _page(
 def _worth_seeing(found: Collection, kind: str) -> list[tuple[Path, str]]:
     """Finished runs with MS-SAR, a network and data set once; in the demo SE's too.
 
-    And weights that come with the package, if the page has their record; in the demo before all,
-    since its pictures are real.
+    And weights that come with the package, if the page has their record and no such run; in the
+    demo before all, since its pictures are real.
     """
     wanted = ("mssar", "se") if kind == "demo" else ("mssar",)
     chosen: dict[tuple[object, ...], tuple[Path, str]] = {}
     by_kind = sorted(found.records, key=lambda r: (_rank(r, wanted), r.run["seed"]))
     for record in by_kind:
-        run = record.run
-        if run["recalibration"] in wanted and record.id in found.folders:
-            key = (run["network"], run["dataset"], run["recalibration"])
-            chosen.setdefault(key, (found.folders[record.id], record.id))
+        if record.run["recalibration"] in wanted and record.id in found.folders:
+            chosen.setdefault(_key(record), (found.folders[record.id], record.id))
     runs = list(chosen.values())[:SEEN]
     if kind == "demo":
         return [*((path, path.stem) for path in _own_weights()), *runs]
-    lacking = {record.id for record in found.records} - {name for _, name in runs}
+    whose = {record.id: (*_key(record), record.run["seed"]) for record in found.records}
+    here = {whose[name] for _, name in runs}  # they bear these names on the page
     notes = ((path, read(path).note or {}) for path in _own_weights())
     named = ((path, note.get("record", "")) for path, note in notes)
-    return [*runs, *((path, name) for path, name in named if name in lacking)]
+    ours = [(path, name) for path, name in named if name in whose and whose[name] not in here]
+    return [*runs, *ours]
+
+
+def _key(record: Record) -> tuple[object, ...]:
+    run = record.run
+    return run["network"], run["dataset"], run["recalibration"]
 
 
 def _own_weights() -> list[Path]:
