@@ -1,8 +1,8 @@
 """A few real test images that come with the package, to look at without the data set.
 
 ``samples/NAME.png`` has ten images side by side, in the order of their classes. They are from
-CIFAR-100 (Krizhevsky 2009), pixel by pixel, and not under this package's licence. Nobody chose
-them: ten classes evenly from all, and of each the image that :func:`chosen` names.
+CIFAR-100 (Krizhevsky 2009), pixel by pixel, and not under this package's licence. A rule
+chose them: ten classes evenly from all, and of each the image that :func:`chosen` names.
 `tools/write-sample` made the file.
 """
 

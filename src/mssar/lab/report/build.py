@@ -30,7 +30,7 @@ DEMO_NOTE = (
 OTHER_NOTE = "Runs that are not part of the paper: other data, other recipes, other networks."
 SAMPLE_NOTE = (
     "The network is `{}`, whose weights come with the package. The pictures are real test images, "
-    "and nobody chose them: ten classes evenly from all, and of each the image whose pixels have "
+    "chosen by a rule: ten classes evenly from all, and of each the image whose pixels have "
     "the smallest SHA-256."
 )
 SEEN = 2  # networks whose layers are shown, of runs
