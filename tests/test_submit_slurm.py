@@ -151,6 +151,30 @@ def test_what_is_cancelled_is_saved_and_stays_so_until_it_is_submitted_again(slu
     wait(sweep.sweeps(Path("runs"))[-1], slurm)
 
 
+def test_what_is_cancelled_by_scancel_is_not_lost_and_may_be_queued_again(slurm: Slurm):
+    made = submit("0,1,2", 2000, "--tasks", "3")
+    until(lambda: is_begun(folder(made, 0)), lambda: logs(made, slurm))
+    slurm.ask("scancel", made.job["slurm"])
+    wait(made, slurm)
+    said = mssar("train", "--status")
+    assert "task 0, stopped: 0 of 1, 1 begun" in said
+    assert "task 2, cancelled: 0 of 1" in said  # it never came to a node
+    assert made.is_cancelled(2)
+
+    slurm.ask("scontrol", "requeue", f"{made.job['slurm']}_2")
+
+    def goes_on() -> bool:
+        slurm.hasten()
+        return is_begun(folder(made, 2))
+
+    until(goes_on, lambda: logs(made, slurm))
+    assert "task 2, running on " in mssar("train", "--status")
+    assert not made.is_cancelled(2)
+    mssar("train", "--cancel")
+    wait(made, slurm)
+    assert "task 2, stopped: 0 of 1, 1 begun" in mssar("train", "--status")
+
+
 def test_what_slurm_does_not_take_is_one_line(slurm: Slurm):  # noqa: ARG001
     result = CliRunner().invoke(cli.app, words("0", 1, "--sbatch", "partition=none"))
     assert isinstance(result.exception, ValueError)

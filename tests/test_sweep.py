@@ -271,6 +271,97 @@ def test_what_was_cancelled_before_it_began_is_not_lost(
     assert states == ["lost", "stopped", "cancelled", "cancelled"]
 
 
+@pytest.mark.parametrize("source", ["squeue", "sacct", "neither"])
+def test_what_others_cancelled_is_not_lost_where_slurm_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+):
+    made = begun(tmp_path, *([run] for run in runs(9)))
+    made.handed_to(slurm="7")
+    made.note(0, Note(left=1, signal=15))
+    said = {
+        "squeue": "".join(f"7_{task}|CANCELLED\n" for task in (0, 2, 3, 5, 7, 8)),
+        "sacct": "7_0|CANCELLED by 0\n7_1|FAILED\n7_[2-3,5%4]|CANCELLED by 0\n"
+        "7_4|NODE_FAIL\n7_6|COMPLETED\n7_[7-8:1]|CANCELLED\n",
+    }
+
+    def ask(*words: str) -> str:
+        if words[0] == "squeue":
+            return said["squeue"] if "CANCELLED" in words and source == "squeue" else ""
+        assert words[0] == "sacct"
+        if source != "sacct":
+            raise ValueError("sacct: Slurm accounting storage is disabled")
+        return said["sacct"]
+
+    monkeypatch.setattr(slurm, "require", lambda: None)
+    monkeypatch.setattr(slurm, "_ask", ask)
+    end = "lost" if source == "neither" else "cancelled"
+    states = ["stopped", "lost", end, end, "lost", end, "lost", end, end]
+    assert [task.state for task in status.tasks(made)] == states
+    source = "neither"  # Slurm forgets
+    assert [task.state for task in status.tasks(made)] == states
+
+
+def test_accounting_that_is_not_there_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = begun(tmp_path, runs(1))
+    made.handed_to(slurm="7")
+    for command in ("sbatch", "squeue", "scancel"):
+        (tmp_path / command).write_text("#!/bin/sh\n")
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [task.state for task in status.tasks(made)] == ["lost"]
+    (tmp_path / "squeue").write_text(
+        "#!/bin/sh\ncase $* in *CANCELLED*) echo '7|CANCELLED';; esac\n"
+    )
+    assert [task.state for task in status.tasks(made)] == ["cancelled"]  # a plain job
+
+
+def killed(*_: object, **__: object) -> None:
+    """In place of training: there is no time to leave a note."""
+    raise KeyboardInterrupt
+
+
+def test_a_task_that_goes_on_is_cancelled_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = begun(tmp_path, *([run] for run in runs(2)))
+    made.handed_to(slurm="7")
+    monkeypatch.setattr(slurm, "states", lambda _: {})  # it was started by hand
+    monkeypatch.setattr("sys.argv", ["task"])
+    for task in range(2):
+        made.mark_cancelled(task)
+    with held(made, 0):
+        assert [task.state for task in status.tasks(made)] == ["running", "cancelled"]
+
+    monkeypatch.setattr("mssar.lab.engine.runner.carry_out", killed)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(made.folder, 0)
+    monkeypatch.setattr(slurm, "cancelled", lambda _: set())
+    assert [task.state for task in status.tasks(made)] == ["lost", "cancelled"]
+
+
+@pytest.mark.parametrize(("restarts", "state"), [(None, "cancelled"), ("1", "lost")])
+def test_a_task_that_is_cancelled_while_slurm_starts_it_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: str | None, state: str
+):
+    """It is killed before it listens. Started once more, it was cancelled before."""
+    made = begun(tmp_path, runs(1))
+    made.handed_to(slurm="7")
+    made.mark_cancelled(0)
+    monkeypatch.setattr(slurm, "states", lambda _: {})
+    monkeypatch.setattr(slurm, "cancelled", lambda _: set())
+    monkeypatch.setattr("sys.argv", ["task"])
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if restarts:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+
+    monkeypatch.setattr("mssar.lab.engine.runner.carry_out", killed)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(made.folder, 0)
+    assert [task.state for task in status.tasks(made)] == [state]
+
+
 def test_processes_that_a_signal_ends_before_they_listen_are_not_lost(tmp_path: Path):
     made = begun(tmp_path, *([run] for run in runs(2)))
     wait = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]

@@ -20,7 +20,7 @@ ALLOWED = {
     ("lab/data/pickled.py", "import pickletools"): "takes a pickle apart, and runs none of it",
     ("lab/engine/provenance.py", "import subprocess"): "asks git for the commit; words, no shell",
     ("lab/cluster/local.py", "import subprocess"): "--submit local: this program, no shell",
-    ("lab/cluster/slurm.py", "import subprocess"): "asks squeue and scancel; words, no shell",
+    ("lab/cluster/slurm.py", "import subprocess"): "asks squeue, sacct, scancel; words, no shell",
     ("lab/data/npm.py", "import subprocess"): "asks npm for a pinned package; words, no shell",
     ("kernels/driver.py", "import ctypes"): "calls CUDA's driver, to launch kernels",
     ("lab/data/fetch.py", "import urllib.request"): "downloads, when it is asked to",

@@ -1,6 +1,7 @@
 """A sweep as an array job of Slurm's, handed over by submitit.
 
 What became of it is asked of ``squeue`` and of the runs' folders, so that no accounting is needed.
+Where there is some it is asked, too, who was cancelled.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mssar.extras import advice
@@ -96,6 +98,41 @@ def states(sweep: Sweep) -> dict[int, str]:
     return found
 
 
+def cancelled(sweep: Sweep) -> set[int]:
+    """Tasks of which Slurm says so, whoever did it.
+
+    The controller forgets a job minutes after its end; accounting does not, but there may be none.
+    """
+    job, said = sweep.job["slurm"], list[str]()
+    for words in (
+        ("squeue", "-h", "-r", "-j", job, "-t", "CANCELLED", "-o", "%i|%T"),
+        ("sacct", "-X", "-n", "-P", "-j", job, "-o", "JobID,State"),
+    ):
+        with suppress(ValueError, OSError, subprocess.TimeoutExpired):
+            said += _ask(*words).splitlines()
+    found = set[int]()
+    for line in said:
+        name, _, state = line.partition("|")
+        if state.startswith("CANCELLED"):  # sacct adds by whom
+            found |= _tasks(name)
+    return found
+
+
+def _tasks(name: str) -> set[int]:
+    """Of a job's name: 7_2, or 7_[2-4,6%8] and 7_[0-8:2] of those that waited; 7 is no array."""
+    found, listed = set[int](), name.partition("_")[2].partition("%")[0]
+    for first, last, step in re.findall(r"(\d+)(?:-(\d+)(?::(\d+))?)?", listed or "0"):
+        found |= {*range(int(first), int(last or first) + 1, int(step or 1))}
+    return found
+
+
+def begins(sweep: Sweep) -> bool:
+    """Whether this process is a task that Slurm has started for the first time."""
+    own = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return own is not None and own == sweep.job.get("slurm") and restarts == "0"
+
+
 def cancel(sweep: Sweep) -> None:
     """Ask the tasks to stop; they save, and those that wait are forgotten."""
     if job := sweep.job.get("slurm"):
@@ -113,7 +150,10 @@ def requeue() -> None:
 
 
 def _ask(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    whole = {**os.environ, "SLURM_BITSTR_LEN": "0"}  # long lists of tasks would be cut
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, timeout=120, env=whole
+    )
     forgotten = "invalid job id" in done.stderr.lower()  # it ended some time ago
     if done.returncode and not forgotten:
         raise ValueError(f"{words[0]}: {done.stderr.strip() or f'status {done.returncode}'}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -50,11 +50,18 @@ def tasks(sweep: Sweep) -> list[Standing]:
         recorded = len(places) - len(others)
         begun = sum(bool(checkpoint.checkpoints(place)) for place in others)
         note = notes.get(number)
+        if others and number not in going and sweep.is_taken(number):
+            going[number] = "running"  # by hand, or on a machine that Slurm has lost sight of
         state = going.get(number) or _end(sweep, number, note, not others)
         failures = tuple(note.failures if note else ())
         found.append(
             Standing(number, state, number in going, len(share), recorded, begun, failures)
         )
+    lost = {task.number for task in found if task.state == "lost"}
+    if lost and "slurm" in sweep.job:
+        for number in lost & slurm.cancelled(sweep):
+            sweep.mark_cancelled(number)  # Slurm forgets it
+            found[number] = replace(found[number], state="cancelled")
     return found
 
 

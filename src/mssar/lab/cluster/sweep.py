@@ -108,9 +108,11 @@ class Sweep:
     def note(self, task: int, note: Note) -> None:
         _write(self.folder / f"task-{task}.json", asdict(note))
 
-    def forget(self, task: int) -> None:
-        """What became of it before."""
+    def forget(self, task: int, *, cancelled: bool = True) -> None:
+        """What became of it before; also that it was cancelled, unless that is of now."""
         (self.folder / f"task-{task}.json").unlink(missing_ok=True)
+        if cancelled:
+            self._cancelled(task).unlink(missing_ok=True)
 
     def mark_cancelled(self, task: int) -> None:
         """For where it has no time to leave a note."""

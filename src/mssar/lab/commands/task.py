@@ -31,6 +31,7 @@ def task(
 
 def carry_out(folder: Path, number: int) -> Outcome:
     """Train a share, from where it was stopped, and leave a note of what became of it."""
+    from mssar.lab.cluster import slurm
     from mssar.lab.cluster import sweep as sweeps
     from mssar.lab.display import watching
     from mssar.lab.engine import runner
@@ -41,7 +42,9 @@ def carry_out(folder: Path, number: int) -> Outcome:
         raise ValueError(f"{folder} has tasks 0 to {len(sweep.shares) - 1}; got {number}")
     order = sweep.order
     with sweep.taken(number):
-        sweep.forget(number)  # of when it was stopped before
+        # Of when it was stopped before. What Slurm starts for the first time can only have been
+        # cancelled meanwhile: submitit passes over the signal, and it will be killed.
+        sweep.forget(number, cancelled=not slurm.begins(sweep))
         sys.argv[:] = ["mssar", *order.command]  # what a record says that it was made by
         try:
             outcome = runner.carry_out(
