@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mssar import MSSAR, fusible
+from mssar import MSSAR, fused
 from mssar.branch import Branch
 from mssar.kernels.tail.plan import like
 from mssar.networks import BasicBlock, Bottleneck
@@ -89,7 +89,7 @@ class Tail(nn.Module):
     def kernels(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         self.layer.backend = "triton"  # an error where they cannot
         try:
-            y = fusible.tail(x, self.layer, self.norm, shortcut, self.activation)
+            y = fused.tail(x, self.layer, self.norm, shortcut, self.activation)
         finally:
             self.layer.backend = "reference"
         assert y is not None

@@ -11,7 +11,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import mssar
-from mssar import fusible
+from mssar import fused
 from mssar.networks.densenet import DenseBlock
 
 pytest.importorskip("triton")
@@ -176,8 +176,8 @@ def test_means_are_carried_on():
     ours, _ = blocks(steps=1, inputs=12)
     x, layer = inputs((7, 6), 12), ours.steps[0].recalibrate
     (bound,) = ours._fused(x)
-    cells = fusible.region_means(x, layer)
-    out, carried = fusible.dense_step(ours.steps[0].convolve(x), cells, bound, carry=True)
+    cells = fused.region_means(x, layer)
+    out, carried = fused.dense_step(ours.steps[0].convolve(x), cells, bound, carry=True)
     assert carried.shape == (4 * 16, 32)
     torch.testing.assert_close(carried[:, :12], cells[:, :12], atol=0, rtol=0)
     expected = mssar.Regional(4).pool(out).permute(0, 2, 3, 1).flatten(0, 2)
@@ -194,7 +194,7 @@ def test_one_of_two_results_is_used(which):
     for mode in (contextlib.nullcontext(), Launched()):  # directly, and by the op
         with mode:
             (bound,) = ours._fused(x)
-            made = fusible.dense_step(new, fusible.region_means(x, layer), bound, carry=True)
+            made = fused.dense_step(new, fused.region_means(x, layer), bound, carry=True)
             grads.append(torch.autograd.grad(made[which].square().sum(), new)[0])
     z = layer.importance(new, x).detach()
     out = z * new

@@ -30,7 +30,7 @@ automatic = partial(layer, backend="auto")
 @pytest.fixture
 def as_on_cuda(monkeypatch):
     """ "auto" takes the kernels, whatever the device."""
-    for module in ("mssar.fusible", "mssar.layer"):
+    for module in ("mssar.fused", "mssar.layer"):
         monkeypatch.setattr(f"{module}.chosen", lambda backend, _: backend != "reference")
 
 
@@ -394,7 +394,7 @@ def test_a_tail_of_other_modules_is_theirs(activation):
 
 def call(shortcut=None, norm=None, activation="relu", **options):
     def made(x):
-        return fusible.tail(x, layer(**options), norm, shortcut, activation)
+        return mssar.fused.tail(x, layer(**options), norm, shortcut, activation)
 
     return made
 
@@ -405,7 +405,7 @@ def with_norm(change):
 
 
 def on_another_device(x):
-    return fusible.tail(x, layer().to("meta"), None)
+    return mssar.fused.tail(x, layer().to("meta"), None)
 
 
 REFUSED = [
@@ -599,7 +599,7 @@ def test_threads_that_share_a_layer_find_its_plan_whole():
     try:
         for _ in range(60):
             shared = layer(scales=(1,)).eval()
-            bound = fusible._bound(shared, None)
+            bound = mssar.fused._bound(shared, None)
             begin = threading.Barrier(4)
 
             def look(bound=bound, begin=begin):

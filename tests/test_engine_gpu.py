@@ -169,7 +169,7 @@ def test_deterministic_runs_leave_the_same_records_twice(
     if kernels:
         pytest.importorskip("triton", minversion="3.4")
     else:
-        for module in ("mssar.fusible", "mssar.layer"):
+        for module in ("mssar.fused", "mssar.layer"):
             monkeypatch.setattr(f"{module}.chosen", lambda *_: False)
     runs = [tiny(seed, "mssar") for seed in (0, 1, 2)]
     how, found = cuda(precision=precision), []

@@ -144,8 +144,8 @@ def forward_derivative(call, x):
 def test_functions_of_functions_are_for_the_modules_when_compiled_too(
     unchecked, monkeypatch, transform, ours
 ):
-    fusible, called = sys.modules["mssar.fusible"], []
-    monkeypatch.setattr(fusible, "chosen", lambda backend, _: backend == "auto")
+    fused, called = sys.modules["mssar.fused"], []
+    monkeypatch.setattr(fused, "chosen", lambda backend, _: backend == "auto")
 
     def keep(graph, _):
         called.extend(str(n.target) for n in graph.graph.nodes if n.op == "call_function")

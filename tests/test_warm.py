@@ -10,7 +10,7 @@ from tails import DEVICE, block, layer
 from torch import nn
 
 import mssar
-from mssar import fusible
+from mssar import fused
 from mssar.kernels import launch
 from mssar.kernels.tail import plan
 from mssar.networks.densenet import DenseBlock
@@ -123,7 +123,7 @@ def test_it_leaves_no_traces():
     assert [id(t) for t in (*net.parameters(), *net.buffers())] == tensors
     assert all(p.grad is None for p in net.parameters())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert net[0][1].recalibrate not in fusible._cache
+    assert net[0][1].recalibrate not in fused._cache
     assert not torch.is_autocast_enabled(DEVICE)
 
 
@@ -134,7 +134,7 @@ def test_it_leaves_none_when_the_network_raises_either():
         mssar.warm(net, [SIZE], training=False)
     assert net.training
     assert nn.SyncBatchNorm.forward is forward
-    assert not fusible._rehearsals
+    assert not fused._rehearsals
 
 
 @pytest.mark.parametrize("backend", ["reference", "auto"])

@@ -50,7 +50,7 @@ _HOMES = {
     "warm": "warm",
 }
 _MODULES = (  # that `import mssar` alone gives, too
-    *("branch", "coordinates", "folding", "fusible", "kernels", "layer", "mosaic"),
+    *("branch", "coordinates", "folding", "fused", "fusible", "kernels", "layer", "mosaic"),
     *("networks", "onnx", "partition", "scales", "surgery", "tracing"),
 )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from mssar import fusible
+from mssar import fused
 from mssar.branch import Branch, settled
 from mssar.coordinates import require_count, require_map, require_tensor, size_of
 from mssar.kernels import chosen, require_backend
@@ -119,7 +119,7 @@ class MSSAR(nn.Module):
         if not isinstance(x, Tensor):
             return self._recorded(x, context)  # type: ignore[unreachable]
         if context is None and self.context_channels is None and self.strategy == "regional":
-            made = fusible.tail(x, self)
+            made = fused.tail(x, self)
             if made is not None:
                 return made
         x = settled(x)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from mssar import fusible
+from mssar import fused, fusible
+from mssar.branch import hooked
 from mssar.coordinates import require_tensor
 from mssar.layer import MSSAR
 
@@ -53,8 +54,8 @@ def tail(
         raise ValueError(f"activation is 'relu', 'silu' or None; got {activation!r}")
     if not isinstance(y, Tensor) or not (shortcut is None or isinstance(shortcut, Tensor)):
         _require_recording(y, shortcut)  # type: ignore[unreachable]
-    elif type(recalibrate) is MSSAR and not fusible.hooked(recalibrate):
-        made = fusible.tail(y, recalibrate, norm, shortcut, activation)
+    elif type(recalibrate) is MSSAR and not hooked(recalibrate):
+        made = fused.tail(y, recalibrate, norm, shortcut, activation)
         if made is not None:
             return made
     y = recalibrate(y if norm is None else norm(y))

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mssar import fusible
+from mssar import fused
 from mssar.cost import tensors
 from mssar.kernels.dense import op as dense
 from mssar.kernels.device import interpreted
@@ -106,7 +106,7 @@ def _plans(
 
     hollow, seen = FakeTensorMode(), _Seen()
     typed = nullcontext() if autocast is None else torch.autocast(first.device.type, autocast)
-    with fusible.rehearsed(), mode(model, training), _unsynchronised(), torch.no_grad():
+    with fused.rehearsed(), mode(model, training), _unsynchronised(), torch.no_grad():
         for shape in shapes:
             state: dict[str, Tensor] = {name: hollow.from_tensor(t) for name, t in tensors(model)}
             with hollow, typed, seen:

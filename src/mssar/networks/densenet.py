@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mssar import fusible
+from mssar import fused
+from mssar.branch import hooked
 from mssar.coordinates import require_count
 from mssar.layer import MSSAR
 from mssar.networks.classifier import Classifier, initialise
@@ -92,15 +93,15 @@ class DenseBlock(nn.Module):
             return []
         plain = all(type(step) is DenseStep for step in self.steps)  # no wrapper around it
         plain = plain and all(type(layer) is MSSAR for layer in layers)
-        if not plain or any(fusible.hooked(m) for m in (*self.steps, *layers)):
+        if not plain or any(hooked(m) for m in (*self.steps, *layers)):
             return []  # they are called, as they are
-        return fusible.carries(x, layers)
+        return fused.carries(x, layers)
 
     def _carry(self, x: Float[Tensor, "N B H W"], bound: list[Any]) -> Float[Tensor, "N C H W"]:
         steps = [cast("DenseStep", step) for step in self.steps]
-        cells = fusible.region_means(x, steps[0].recalibrate)
+        cells = fused.region_means(x, steps[0].recalibrate)
         for step, its in zip(steps, bound, strict=True):
-            new, cells = fusible.dense_step(step.convolve(x), cells, its, its is not bound[-1])
+            new, cells = fused.dense_step(step.convolve(x), cells, its, its is not bound[-1])
             x = torch.cat((x, new), 1)
         return x
 
