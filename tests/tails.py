@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mssar import MSSAR, fused
 from mssar.branch import Branch
-from mssar.kernels.tail.plan import like
+from mssar.kernels.tail.call import like
 from mssar.networks import BasicBlock, Bottleneck
 from mssar.networks.densenet import DenseStep
 from mssar.tail import ACTIVATIONS

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
 
-from mssar.kernels.tail.plan import Settings, read
+from mssar.kernels.tail.call import Settings, read
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products")

@@ -22,8 +22,9 @@ from mssar.kernels.dense.plan import Step, step_plan
 from mssar.kernels.grids import finest
 from mssar.kernels.launch import pointers
 from mssar.kernels.tail import op
+from mssar.kernels.tail.call import ACTIVATIONS, Settings, is_last, shape_of
 from mssar.kernels.tail.forward import Arguments, Tracked, arguments
-from mssar.kernels.tail.plan import ACTIVATIONS, Plan, Settings, is_last, plan, shape_of
+from mssar.kernels.tail.plan import Plan, plan
 
 LARGEST = 1 << 31  # numbers of a sample
 POSITIONS = 1 << 20

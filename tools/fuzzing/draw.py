@@ -162,7 +162,8 @@ def kernels_of(case: Case) -> Any:
     if case.kind in ("windows", "sliding"):
         n, c, h, w = case.shape
         return n * c % 16 == 0, c % 16, h % 16, w % 16, min(h, 8), max(w - 1, 1).bit_length()
-    from mssar.kernels.tail.plan import Plan, Settings, Shape
+    from mssar.kernels.tail.call import Settings, Shape
+    from mssar.kernels.tail.plan import Plan
 
     n, c, h, w = case.shape
     outputs = case.growth if case.kind == "dense" else c

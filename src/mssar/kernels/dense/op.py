@@ -19,18 +19,10 @@ from mssar.kernels.dense.plan import Means, Step, means_plan, means_shape, step_
 from mssar.kernels.launch import pointers
 from mssar.kernels.register import register
 from mssar.kernels.tail.backward import split
+from mssar.kernels.tail.call import Settings, dense, is_last, like, read, shape_of
 from mssar.kernels.tail.forward import Arguments, Tracked, arguments
 from mssar.kernels.tail.op import NO_SECOND, moved, refuse, typed
-from mssar.kernels.tail.plan import (
-    Settings,
-    dense,
-    is_last,
-    like,
-    pieces,
-    read,
-    saved_bytes,
-    shape_of,
-)
+from mssar.kernels.tail.plan import pieces, saved_bytes
 from mssar.kernels.tail.synchronise import Group
 from mssar.kernels.tiling import padded
 

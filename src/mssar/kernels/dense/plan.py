@@ -12,7 +12,8 @@ import torch
 
 from mssar.kernels.grids import Count, finest, up_to
 from mssar.kernels.launch import Kernel, kernel
-from mssar.kernels.tail.plan import ADDED, NUMBER, Plan, Settings, Shape
+from mssar.kernels.tail.call import Settings, Shape
+from mssar.kernels.tail.plan import ADDED, NUMBER, Plan
 from mssar.kernels.tiling import padded
 
 ROWS, COLUMNS = 16, 64  # of means over cells, a tile

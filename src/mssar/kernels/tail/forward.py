@@ -9,16 +9,8 @@ import torch
 from torch import Tensor
 
 from mssar.kernels.launch import Pointer, Where, pointer, pointers, where
-from mssar.kernels.tail.plan import (
-    FRONT,
-    TRACKED,
-    Forward,
-    Plan,
-    Saved,
-    Settings,
-    norms_layout,
-    tracker,
-)
+from mssar.kernels.tail.call import Settings
+from mssar.kernels.tail.plan import FRONT, TRACKED, Forward, Plan, Saved, norms_layout, tracker
 from mssar.kernels.tail.synchronise import Group
 from mssar.kernels.tiling import padded
 

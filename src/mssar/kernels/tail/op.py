@@ -17,19 +17,9 @@ from mssar.kernels.launch import pointers
 from mssar.kernels.register import register
 from mssar.kernels.tail import backward as backwards
 from mssar.kernels.tail import forward as forwards
+from mssar.kernels.tail.call import Settings, dense, is_last, like, read, shape_of
 from mssar.kernels.tail.forward import Arguments, Tracked, arguments
-from mssar.kernels.tail.plan import (
-    Plan,
-    Settings,
-    dense,
-    is_last,
-    like,
-    pieces,
-    plan,
-    read,
-    saved_bytes,
-    shape_of,
-)
+from mssar.kernels.tail.plan import Plan, pieces, plan, saved_bytes
 from mssar.kernels.tail.synchronise import Group
 
 NO_SECOND = (

@@ -10,11 +10,11 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from mssar.kernels.device import Device, device_of, interpreted
 from mssar.kernels.grids import Count, Grids, grids, up_to
 from mssar.kernels.launch import Kernel, Layout, Pointer, kernel, warm
+from mssar.kernels.tail.call import ACTIVATIONS, Settings, Shape
 from mssar.kernels.tiling import (
     ROW_WARPS,
     Pass,
@@ -34,59 +34,6 @@ FRONT = 8  # channels of a program that works out the front norm
 PACKED = 1024  # numbers of a program that copies weights
 ADDED = 128  # numbers of one that adds up parts of their gradients
 TRACKED = 64  # channels of a program that moves running statistics
-ACTIVATIONS = {None: 0, "relu": 1, "silu": 2}
-
-
-class Settings(NamedTuple):
-    """Of a tail, whatever its map."""
-
-    scales: tuple[int, ...]
-    eps: tuple[float, float, float]  # of the front norm, the hidden layers', the gates'
-    activation: str | None
-    norm: bool  # there is one before the layer
-    fixed: bool  # with given statistics
-    branches_fixed: bool
-    precision: str  # of products: "bf16", "tf32" or "ieee"
-
-    @property
-    def tensors(self) -> int:
-        """That the kernels take, parameters and given statistics."""
-        return 4 * self.norm + (6 + 4 * self.branches_fixed) * len(self.scales)
-
-    def written(self) -> str:
-        """As an op takes them."""
-        # Of a float that Dynamo leaves open (dynamic=True, or another eps before), `str` would
-        # break the graph; `hex` does not.
-        lists = [
-            ",".join([str(n) for n in self.scales]),
-            ",".join([float(n).hex() for n in self.eps]),
-        ]
-        flags = [str(int(flag)) for flag in (self.norm, self.fixed, self.branches_fixed)]
-        return " ".join([*lists, self.activation or "none", *flags, self.precision])
-
-
-@lru_cache(maxsize=1024)
-def read(settings: str) -> Settings:
-    scales, eps, activation, *flags, precision = settings.split(" ")
-    front, hidden, gates = map(float.fromhex, eps.split(","))
-    norm, fixed, branches_fixed = (flag == "1" for flag in flags)
-    return Settings(
-        tuple(map(int, scales.split(","))), (front, hidden, gates),
-        None if activation == "none" else activation, norm, fixed, branches_fixed, precision,
-    )  # fmt: skip
-
-
-class Shape(NamedTuple):
-    """Of a call: what kernels are compiled and cut for."""
-
-    map: tuple[int, int, int, int]
-    last: bool  # channels lie side by side
-    dtype: torch.dtype
-    device: torch.device
-    hidden: int
-    shortcut: bool
-    types: tuple[torch.dtype, ...]  # of the front norm's and the branches' tensors
-    context: int = 0  # CX, where weights come from another map
 
 
 class Saved(NamedTuple):
@@ -422,42 +369,3 @@ class Plan:
 @lru_cache(maxsize=4096)
 def plan(shape: Shape, settings: Settings) -> Plan:
     return Plan(shape, settings)
-
-
-def is_last(x: Tensor) -> bool:
-    """Whether a map's channels lie side by side, or will once it has no holes."""
-    if x.is_contiguous(memory_format=torch.channels_last):
-        return True
-    return bool(x.stride(1) == 1 and not x.is_contiguous())  # of open sizes, too
-
-
-def dense(x: Tensor, last: bool) -> Tensor:
-    """``x`` without holes, in this layout, where vectors can be read."""
-    laid = x.is_contiguous(memory_format=torch.channels_last) if last else x.is_contiguous()
-    if laid and not (x.is_cuda and x.data_ptr() % 16):
-        return x
-    form = torch.channels_last if last else torch.contiguous_format
-    return torch.empty_like(x, memory_format=form).copy_(x)
-
-
-def like(x: Tensor) -> Tensor:
-    """Room for a map that is laid out as ``dense`` lays this one out."""
-    form = torch.channels_last if is_last(x) else torch.contiguous_format
-    return torch.empty_like(x, memory_format=_kept(x, form))
-
-
-def _kept(x: Tensor, form: torch.memory_format) -> torch.memory_format:
-    """Strides of no consequence stay as they are."""
-    return torch.preserve_format if x.is_contiguous(memory_format=form) else form
-
-
-def shape_of(
-    x: Tensor,
-    hidden: int,
-    shortcut: bool,
-    types: tuple[torch.dtype, ...],
-    last: bool,
-    context: int = 0,
-) -> Shape:
-    n, c, h, w = x.shape
-    return Shape((n, c, h, w), last, x.dtype, x.device, hidden, shortcut, types, context)
