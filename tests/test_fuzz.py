@@ -144,8 +144,9 @@ def test_it_finds_what_is_written_beside_its_place(monkeypatch):
 
 
 def test_it_finds_what_was_never_written(monkeypatch):
-    rows = pytest.importorskip("mssar.kernels.triton.rows")
-    monkeypatch.setattr(rows, "BETA", rows.GAMMA)  # so that one of the tables' rows stays empty
+    prepare = pytest.importorskip("mssar.kernels.triton.prepare")
+    # So that one of the tables' rows stays empty.
+    monkeypatch.setattr(prepare, "BETA", prepare.GAMMA)
     assert any("not finite" in line for line in judge.judged(SMALL))
 
 

@@ -133,11 +133,11 @@ def pieces(levels: int, c: int, j: int, context: int = 0) -> list[int]:
 @lru_cache(maxsize=256)
 def tracker(front: bool, levels: int, types: tuple[torch.dtype, ...]) -> Kernel:
     """What moves running statistics of these types: the front norm's, and all branches' or none."""
-    from mssar.kernels.triton import rows
+    from mssar.kernels.triton import track
 
     count = len(types)
     return kernel(
-        rows.track,
+        track.track,
         [NUMBER, NUMBER, types, types, (torch.int64,) * count, (float,) * count, *[int] * 4],
         {"FRONT": int(front), "BRANCHES": (count - front) // 2, "L": levels, "BLOCK": TRACKED}, 2,
     )  # fmt: skip
@@ -212,7 +212,7 @@ class Plan:
         }  # fmt: skip
 
     def _kernels(self) -> None:
-        from mssar.kernels.triton import gates, maps, rows, rows_backward
+        from mssar.kernels.triton import gates, maps, prepare, rows, rows_backward
 
         s, grid, dtype, kept = self.settings, self.grids, self.shape.dtype, self.kept_type
         precision = "ieee" if interpreted() else s.precision
@@ -241,7 +241,7 @@ class Plan:
         else:
             running = [()] * 4
         self.prepare: Kernel = kernel(
-            rows.prepare,
+            prepare.prepare,
             [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, torch.int32, kept, tuple(front), *per,
              *running, *[int] * 14, float, float, float],
             {**scales, "SAME": same, **inside, "COARSE": self.coarse,

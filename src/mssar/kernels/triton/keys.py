@@ -9,11 +9,22 @@ there.
 from functools import cache
 from types import ModuleType
 
-from mssar.kernels.triton import cells, common, dense, gates, maps, rows, rows_backward, windows
+from mssar.kernels.triton import (
+    cells,
+    common,
+    dense,
+    gates,
+    maps,
+    prepare,
+    rows,
+    rows_backward,
+    track,
+    windows,
+)
 
 # Whoever calls comes after what it calls, here and in each file.
 MODULES: tuple[ModuleType, ...] = (
-    common, cells, maps, rows, gates, rows_backward, dense, windows
+    common, cells, maps, prepare, rows, track, gates, rows_backward, dense, windows
 )  # fmt: skip
 
 
