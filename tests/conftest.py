@@ -56,8 +56,8 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
 # Four fifths of the time. Kernels in Triton's interpreter; compilers and exports; a browser and
 # documents; several processes, clusters and faults on purpose.
 SLOW = (
-    *("compilation", "dense", "dispatch", "fuzz", "kernels", "synchronised", "tail", "windows"),
-    "tail_compiled",
+    *("compilation", "dense", "dispatch", "dispatch_changes", "dispatch_errors", "fuzz", "kernels"),
+    *("synchronised", "tail", "tail_compiled", "windows"),
     *("export", "surgery_uses", "symbolic", "transforms"),
     *("documents", "notebook", "page_browser", "page_figures", "page_tables"),
     *("distributed", "offline", "photograph_training", "stack", "submit_local", "submit_slurm"),
@@ -105,6 +105,13 @@ def rounded_halves(monkeypatch: pytest.MonkeyPatch) -> None:
         return exact.bfloat16().view(torch.int16).numpy().view("uint16")
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+@pytest.fixture
+def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "auto" takes the kernels, whatever the device."""
+    for module in ("mssar.fused", "mssar.layer"):
+        monkeypatch.setattr(f"{module}.chosen", lambda backend, _: backend != "reference")
 
 
 @pytest.fixture(scope="session")
