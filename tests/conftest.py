@@ -57,7 +57,7 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
 # documents; several processes, clusters and faults on purpose.
 SLOW = (
     *("compilation", "dense", "dispatch", "dispatch_changes", "dispatch_errors", "fuzz", "kernels"),
-    *("synchronised", "tail", "tail_compiled", "windows"),
+    *("kernels_evaluation", "kernels_numbers", "synchronised", "tail", "tail_compiled", "windows"),
     *("export", "surgery_uses", "symbolic", "transforms"),
     *("documents", "notebook", "page_browser", "page_figures", "page_tables"),
     *("distributed", "offline", "photograph_training", "stack", "submit_local", "submit_slurm"),

@@ -21,6 +21,7 @@ from mssar.tail import ACTIVATIONS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
+HALVES = [torch.bfloat16, torch.float16]
 TRAINED, EVALUATED = ["tail", "track"], ["tail"]  # the ops of a tail, or of MSSAR alone
 # What may be added to three times the modules' own distance.
 SLACK = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 1e-3}

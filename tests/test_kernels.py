@@ -1,4 +1,4 @@
-"""The kernels of a block's tail: every number and every gradient as plain modules have them.
+"""The kernels of a block's tail in training: all numbers and gradients as plain modules have them.
 
 The modules compute in float64 what is expected. How far the kernels may be from that is said by
 how far the same modules are from it in the kernels' own type.
@@ -10,6 +10,7 @@ import pytest
 import torch
 from tails import (
     DEVICE,
+    HALVES,
     LAYOUTS,
     SLACK,
     Case,
@@ -17,7 +18,6 @@ from tails import (
     Tail,
     apart,
     assert_as_good,
-    differentiated,
     exactly,
     worst,
 )
@@ -29,9 +29,6 @@ from mssar.kernels.tail import plan
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products", "rounded_halves")
-
-HALVES = [torch.bfloat16, torch.float16]
-
 
 CASES = [
     Case(),
@@ -236,125 +233,6 @@ def test_gradients_of_some_inputs_only(activation):
         y = tail.kernels(named["x"], named["shortcut"])
         found = torch.autograd.grad(y, [named[name] for name in wanted], probe)
         assert worst(found, [expected[name] for name in wanted], wanted)[0] < 1e-5
-
-
-@pytest.mark.parametrize("case", [Case(), Case(batch=8, layout="contiguous")], ids=str)
-def test_a_mean_far_from_zero_does_not_drown_the_variance(case):
-    """Squares about 0 would leave nothing of it: 1000² and 1 are 20 bits apart, as is a float32."""
-    tail, inputs = Tail(case), case.maps()
-    inputs[0] += 1000
-    probe = torch.randn_like(inputs[0])
-    tail.norm.momentum = 1.0
-    expected = exactly(tail, inputs, probe)
-    found = differentiated(tail.kernels, inputs, tail, probe)
-    assert apart(found[0], expected[0]) < 3e-4
-    assert apart(tail.norm.running_var, inputs[0].double().var((0, 2, 3))) < 1e-3
-
-
-@pytest.mark.parametrize(("mean", "corner"), [(30, 20), (1000, 30), (0, 300)])
-@pytest.mark.parametrize("scales", [(1,), (1, 2)], ids=str)
-def test_an_odd_corner_does_not_drown_it_either(mean, corner, scales):
-    """Padding makes corners odd: squares about one of them would be far from the mean again."""
-    case = Case(8, (16, 16), batch=4, scales=scales, shortcut=False, activation=None)
-    tail, inputs = Tail(case), case.maps()
-    inputs[0] += mean
-    inputs[0][:, :, 0, 0] += corner
-    tail.norm.momentum = 1.0
-    differentiated(tail.kernels, inputs, tail, torch.randn_like(inputs[0]))
-    expected = inputs[0].double().var((0, 2, 3))
-    assert apart(tail.norm.running_var, expected) < (5e-5 if mean == 1000 else 7e-6)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(),
-        Case(layout="contiguous"),
-        Case(70, (3, 4), 2, scales=(1,)),
-        Case(size=(1, 1), batch=1),
-        Case(size=(9, 5), batch=1, scales=(2, 3), norm=False),
-        Case(size=(2, 2), batch=40, shortcut=False),
-        Case(activation="silu", layout="contiguous"),
-        Case(norm=False, shortcut=False, activation=None, scales=(1, 4)),
-    ],
-    ids=str,
-)
-def test_evaluation_is_the_modules(case):
-    tail, inputs = Tail(case).eval(), case.maps()
-    before = copy.deepcopy(tail.state_dict())
-    with torch.inference_mode():
-        found = tail.kernels(*inputs)
-    assert found.stride() == inputs[0].stride()
-    assert apart(found, copy.deepcopy(tail).double()(*(x.double() for x in inputs))) < 1e-6
-    for name, value in tail.state_dict().items():
-        assert torch.equal(value, before[name]), name
-
-
-@pytest.mark.parametrize("norm", [True, False])
-def test_evaluation_with_many_hidden_channels(norm):
-    """More than a tile of products has."""
-    case = Case(140, (3, 2), scales=(1,), batch=2, norm=norm)
-    tail, inputs = Tail(case).eval(), case.maps()
-    with torch.inference_mode():
-        ours, theirs = tail.kernels(*inputs), tail(*inputs)
-    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
-
-
-def test_a_value_far_off_spoils_nothing_else():
-    """The first of a map is among those that the means of its regions are measured from."""
-    case = Case(8, (16, 16), batch=4, scales=(1, 2))
-    tail, inputs = Tail(case), [x.bfloat16() for x in case.maps()]
-    inputs[0][0, :, 0, 0] = 300.0
-    assert_as_good(tail, inputs)
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize(
-    "case", [Case(24, (9, 5), scales=(1, 2)), Case(70, (2, 2), batch=2)], ids=str
-)
-def test_evaluation_in_half_types(case, dtype):
-    tail, inputs = Tail(case).eval(), [x.to(dtype) for x in case.maps()]
-    expected = copy.deepcopy(tail).double()(*(x.double() for x in inputs))
-    with torch.inference_mode(), torch.autocast(DEVICE, dtype):
-        ours, theirs = tail.kernels(*inputs), tail(*inputs)
-    assert ours.dtype is dtype
-    assert apart(ours, expected) <= SLACK[dtype] + 3 * apart(theirs, expected)
-
-
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("value", ["nan", "inf"])
-@pytest.mark.parametrize(
-    "case", [Case(), Case(70, (2, 2), batch=2, reduction=7, activation=None)], ids=str
-)
-def test_what_is_not_a_number_goes_where_it_goes_in_the_modules(case, value, train):
-    tail, inputs = Tail(case).train(train), case.maps()
-    inputs[0][1, 3, 1, 1] = float(value)
-    with torch.no_grad():
-        expected, found = copy.deepcopy(tail)(*inputs), tail.kernels(*inputs)
-    assert not expected.isfinite().all()
-    if value == "inf" and not train:
-        # Regions are told from cells by products, where 0 · inf is NaN, in this sample alone.
-        assert not found[1].isfinite().all()
-        found, expected = (torch.cat((y[:1], y[2:])) for y in (found, expected))
-    assert torch.equal(found.isnan(), expected.isnan())
-    assert torch.equal(found.isinf(), expected.isinf())
-
-
-@pytest.mark.parametrize("case", [Case(), Case(70, (1, 2), scales=(1,))], ids=str)
-def test_the_same_bits_whatever_memory_held(case):
-    """Twice the same; and with memory that is new filled with NaN, as torch does when asked."""
-    tail, inputs = Tail(case), case.maps()
-    probe = torch.randn_like(inputs[0])
-    first, second = (differentiated(tail.kernels, inputs, tail, probe) for _ in range(2))
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        assert torch.utils.deterministic.fill_uninitialized_memory
-        third = differentiated(tail.kernels, inputs, tail, probe)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for name, a, b, c in zip(tail.names(inputs), first, second, third, strict=True):
-        assert torch.equal(a, b), name
-        assert torch.equal(a, c), name
 
 
 class Arguments(Launched):
