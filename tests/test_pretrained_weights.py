@@ -23,7 +23,9 @@ LARGEST = 4_000_000  # bytes of a file
 
 # Of the three pictures below: the class, and the largest and the smallest logit.
 EXPECTED = {
+    "resnet56-mssar-cifar10": [(0, 4.868, -4.664), (1, 7.898, -8.947), (3, 6.162, -4.423)],
     "resnet56-mssar-cifar100": [(71, 15.064, -6.944), (16, 18.595, -12.086), (92, 16.577, -17.49)],
+    "resnet56-none-cifar10": [(0, 5.140, -4.830), (3, 7.471, -7.727), (0, 10.292, -8.975)],
     "resnet56-none-cifar100": [(71, 14.104, -7.742), (61, 23.731, -14.213), (18, 12.584, -10.354)],
 }
 
@@ -64,7 +66,10 @@ def test_a_file_agrees_with_its_record(name):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_by_its_name_it_is_the_network_that_was_trained(name):
     note, record = noted(name)
-    net = mssar.create_model(note["network"], note["recalibration"], num_classes=100, weights=name)
+    classes = len(note["classes"])
+    net = mssar.create_model(
+        note["network"], note["recalibration"], num_classes=classes, weights=name
+    )
     assert sum(p.numel() for p in net.parameters()) == record.params
     assert net.note == note
     options = {k: v for k, v in net.origin["options"].items() if k in note["options"]}

@@ -44,8 +44,11 @@ def test_the_site_has_every_record_and_a_way_back(hook, tmp_path):
     assert data["provenance"].keys() == known
     assert '<a href="index.html">Documentation</a>' in page
     assert [(seen["dataset"], len(seen["images"])) for seen in data["explained"]] == [
-        ("cifar100", 10)
+        ("cifar10", 10),
+        ("cifar100", 10),
     ]
+    assert data["curves"][0]["dataset"] == "cifar10"  # the paper's before photographs of ours
+    assert data["curves"][-1]["dataset"] == "imagefolder"
     assert f": {hook.NAME} " in (ROOT / "mkdocs.yml").read_text("utf-8")
 
 

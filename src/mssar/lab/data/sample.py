@@ -1,9 +1,9 @@
 """A few real test images that come with the package, to look at without the data set.
 
 ``samples/NAME.png`` has ten images side by side, in the order of their classes. They are from
-CIFAR-100 (Krizhevsky 2009), pixel by pixel, and not under this package's licence. A rule
-chose them: ten classes evenly from all, and of each the image that :func:`chosen` names.
-`tools/write-sample` made the file.
+CIFAR-10 and CIFAR-100 (Krizhevsky 2009), pixel by pixel, and not under this package's licence. A
+rule chose them: ten classes evenly from all, and of each the image that :func:`chosen` names.
+`tools/write-sample` made the files.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ def chosen(name: str, test: Split) -> list[int]:
 
 
 def classes(name: str) -> list[int]:
-    """Numbers of the classes that have an image: of a hundred every tenth."""
+    """Numbers of the classes that have an image: of ten all, of a hundred every tenth."""
     return [i * len(layout_of(name).classes) // COUNT for i in range(COUNT)]

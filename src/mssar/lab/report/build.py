@@ -33,6 +33,7 @@ SAMPLE_NOTE = (
     "chosen by a rule: ten classes evenly from all, and of each the image whose pixels have "
     "the smallest SHA-256."
 )
+PAPERS = ("cifar10", "cifar100", "ilsvrc2012")  # data; they come before a reader's own
 SEEN = 2  # networks whose layers are shown, of runs
 
 
@@ -66,7 +67,7 @@ class Maps:
 
 def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
     """The paper's tables with ours beside them, and whatever else was run."""
-    groups = grouped(found.records)
+    groups = sorted(grouped(found.records), key=lambda group: group.name.dataset not in PAPERS)
     made = tables.paper_tables(found.records)
     beside = comparisons(groups, found.timings)
     shown = [run for table in made for row in table.rows for run in row.runs]
