@@ -103,7 +103,7 @@ def test_public_names():
     assert all(hasattr(mssar, name) for name in mssar.__all__)
     names = (
         "MSSAR Regional Sliding cost create_model explain export from_pretrained insert "
-        "list_models remove tail warm"
+        "list_models push_to_hub remove save_pretrained tail warm"
     )
     assert mssar.__all__ == names.split()
 

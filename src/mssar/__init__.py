@@ -17,7 +17,9 @@ __all__ = [
     "from_pretrained",
     "insert",
     "list_models",
+    "push_to_hub",
     "remove",
+    "save_pretrained",
     "tail",
     "warm",
 ]
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
     from mssar.explain import explain
     from mssar.export import export
     from mssar.layer import MSSAR
-    from mssar.networks import create_model, from_pretrained, list_models
+    from mssar.networks import create_model, list_models
     from mssar.surgery import insert, remove
+    from mssar.surgery.sharing import from_pretrained, push_to_hub, save_pretrained
     from mssar.tail import tail
     from mssar.warm import warm
 
@@ -42,10 +45,12 @@ _HOMES = {
     "create_model": "networks",
     "explain": "explain",
     "export": "export",
-    "from_pretrained": "networks",
+    "from_pretrained": "surgery.sharing",
     "insert": "surgery",
     "list_models": "networks",
+    "push_to_hub": "surgery.sharing",
     "remove": "surgery",
+    "save_pretrained": "surgery.sharing",
     "tail": "tail",
     "warm": "warm",
 }

@@ -136,10 +136,11 @@ def _training(
     """The section, and the facts for the Hub, whose accuracy is that of what was tested."""
     try:
         run, environment, code = record["run"], record["environment"], record["code"]
-        if (run["network"], run["recalibration"]) != (config["network"], config["recalibration"]):
+        network = config.get("source", config["network"])  # that may have another name, too
+        if (run["network"], run["recalibration"]) != (network, config["recalibration"]):
             raise ValueError(
                 f"the record is of {run['network']} {run['recalibration']}, "
-                f"and the network is {config['network']} {config['recalibration']}"
+                f"and the network is {network} {config['recalibration']}"
             )
         commit = str(code.get("commit") or "")[:12]
         recipe, together = run["recipe"], record.get("execution", {}).get("together", 1)

@@ -61,11 +61,11 @@ class Classifier(nn.Module, ABC):
 
     # As on the Hugging Face Hub. What these need is imported when they are called.
 
-    def save_pretrained(self, folder: Any, record: Any = None) -> Path:
+    def save_pretrained(self, folder: Any, record: Any = None, **how: Any) -> Path:
         """As :func:`mssar.networks.sharing.save_pretrained`."""
         from mssar.networks import sharing
 
-        return sharing.save_pretrained(self, folder, record)
+        return sharing.save_pretrained(self, folder, record, **how)
 
     @classmethod
     def from_pretrained(cls: type[C], source: Any, **how: Any) -> C:

@@ -8,19 +8,20 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
 from mssar.durable import write_whole
-from mssar.extras import advice
 from mssar.networks.card import card
 from mssar.networks.classifier import Classifier
+from mssar.networks.hub import line, needed, quiet, trouble
 from mssar.networks.registry import create_model
-from mssar.networks.weights import require_finite
+from mssar.networks.weights import Weights, read, require_finite
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 LONGEST = 1 << 24  # bytes of a configuration, or of one record
@@ -29,46 +30,151 @@ Place: TypeAlias = str | os.PathLike[str]
 Record: TypeAlias = Mapping[str, Any] | Place | None  # what a run left behind, or where it lies
 
 
-def save_pretrained(model: Classifier, folder: Place, record: Record = None) -> Path:
+def save_pretrained(
+    model: Classifier,
+    folder: Place,
+    record: Record = None,
+    *,
+    repo_id: str | None = None,
+    push_to_hub: bool = False,
+    **how: Any,
+) -> Path:
     """Write a network of :func:`mssar.create_model` into a folder.
 
     Args:
         model: the network, on any device.
         folder: where; made if it is not there, and files of these names are replaced.
         record: a run's record, or its file or folder, to fill the card from.
+        repo_id: its name on the Hub, for the card; the folder's name by default.
+        push_to_hub: whether to put it there, too; ``how`` are options of :func:`push_to_hub`.
     """
-    return _save(model, Path(folder), record, Path(folder).name)
-
-
-def _save(model: Classifier, place: Path, record: Record, name: str) -> Path:
-    """``name``: what the card tells to load it by."""
-    safetensors = _needed("safetensors.torch", "save_pretrained")
-    config = _config(model)
-    text = card(config, _record(record), f'mssar.from_pretrained("{name}")')
-    if place.exists() and not place.is_dir():
-        raise ValueError(f"{place} is there and is no folder")
-    state = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    write_whole(place / WEIGHTS, safetensors.save(state, {"format": "pt"}))
-    write_whole(place / CONFIG, f"{json.dumps(config, indent=2)}\n".encode())
-    write_whole(place / CARD, text.encode())
+    place, config, found = Path(folder), config_of(model), recorded(record)
+    write(place, config, contents(model), found, repo_id or place.name)
+    if push_to_hub:
+        push(repo_id or place.name, config, contents(model), found, **how)
     return place
 
 
-def from_pretrained(
+def push_to_hub(model: Classifier, repo_id: str, record: Record = None, **how: Any) -> str:
+    """Put a network on the Hub as ``owner/name``, and return the address of the commit.
+
+    ``how`` are options of :func:`push`.
+    """
+    needed("huggingface_hub", "push_to_hub")  # before the work
+    return push(repo_id, config_of(model), contents(model), recorded(record), **how)
+
+
+def from_pretrained(source: Place, **how: Any) -> Classifier:
+    """A network from a folder of :func:`save_pretrained`, or by its name on the Hub; in ``eval``.
+
+    ``how`` are options of :func:`opened`.
+    """
+    return load(*opened(source, **how))
+
+
+def load(place: Path, config: Mapping[str, Any]) -> Classifier:
+    """The network of a folder."""
+    try:
+        if "arguments" in config:
+            raise ValueError("it had layers inserted: mssar.from_pretrained loads it")
+        with torch.device("meta"):  # whatever sizes it asks for, they take no memory yet
+            described = _made(config)
+    except Exception as error:  # it may say anything
+        raise undescribed(place, error) from None
+    with fitting(place):
+        found = weights_of(place)
+        described.load_state_dict(found.tensors, assign=True)
+        require_finite(found.tensors, WEIGHTS)
+        made = _made(config)
+        made.load_state_dict(found.tensors)
+    made.note = found.note
+    return made.eval()
+
+
+# What networks of ours have in common with those that layers were inserted into.
+
+
+def contents(model: nn.Module) -> bytes:
+    """A network's state as a file."""
+    safetensors = needed("safetensors.torch", "save_pretrained")
+    state = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    made: bytes = safetensors.save(state, {"format": "pt"})
+    return made
+
+
+def write(
+    place: Path,
+    config: Mapping[str, Any],
+    content: bytes,
+    record: Mapping[str, Any] | None,
+    name: str,
+    **more: Any,
+) -> None:
+    """Write a folder.
+
+    Args:
+        config: what the network is made from again.
+        content: of the file of weights.
+        record: of the run that trained it.
+        name: what the card tells to load it by.
+        more: that the card says; see :func:`mssar.networks.card.card`.
+    """
+    text = card(config, record, f'mssar.from_pretrained("{name}")', **more)
+    if place.exists() and not place.is_dir():
+        raise ValueError(f"{place} is there and is no folder")
+    write_whole(place / WEIGHTS, content)
+    write_whole(place / CONFIG, f"{json.dumps(config, indent=2)}\n".encode())
+    write_whole(place / CARD, text.encode())
+
+
+def push(
+    repo_id: str,
+    config: Mapping[str, Any],
+    content: bytes,
+    record: Mapping[str, Any] | None,
+    *,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    commit_message: str = "A network of mssar",
+    branch: str | None = None,
+    create_pr: bool = False,
+) -> str:
+    """Put a folder on the Hub; the options are those of huggingface_hub's own ``push_to_hub``."""
+    hub = needed("huggingface_hub", "push_to_hub")
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), config, content, record, repo_id)
+        try:
+            with quiet():
+                api = hub.HfApi(token=token)
+                name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+                done = api.upload_folder(
+                    repo_id=name,
+                    folder_path=folder,
+                    commit_message=commit_message,
+                    revision=branch,
+                    create_pr=create_pr,
+                )
+        except Exception as error:  # of names, of the network, of rights
+            raise ValueError(f"{repo_id!r} cannot be put on the Hub: {trouble(error)}") from None
+    return str(done)
+
+
+def opened(
     source: Place,
     *,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: Place | None = None,
     local_files_only: bool = False,
-) -> Classifier:
-    """A network from a folder of :func:`save_pretrained`, or by its name on the Hub; in ``eval``.
+    force_download: bool = False,
+) -> tuple[Path, dict[str, Any]]:
+    """A folder and its configuration.
 
     Args:
-        source: a folder, or ``owner/name``.
-        revision, token, cache_dir, local_files_only: of the Hub's download.
+        source: a folder, or ``owner/name`` on the Hub.
+        revision, token, cache_dir, local_files_only, force_download: of the Hub's download.
     """
-    safetensors = _needed("safetensors.torch", "from_pretrained")
+    needed("safetensors.torch", "from_pretrained")
     place = Path(source)
     if not place.is_dir():
         place = _fetched(
@@ -77,65 +183,44 @@ def from_pretrained(
             token=token,
             cache_dir=cache_dir,
             local_files_only=local_files_only,
+            force_download=force_download,
         )
-    config = _read(place / CONFIG)
+    return place, _read(place / CONFIG)
+
+
+def undescribed(place: Path, error: Exception) -> ValueError:
+    """For a configuration that nothing can be made of."""
+    reason = line(error) if type(error) is ValueError else f"{type(error).__name__}: {line(error)}"
+    return ValueError(f"{place / CONFIG} describes no network of mssar: {reason}")
+
+
+@contextmanager
+def fitting(place: Path) -> Iterator[None]:
+    """Whatever is wrong with a file of weights, or with both files together, in one line."""
     try:
-        with torch.device("meta"):  # whatever sizes it asks for, they take no memory yet
-            described = _made(config)
-    except Exception as error:  # it may say anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{place / CONFIG} describes no network of mssar: {reason:.200}") from None
-    try:
-        _require_regular(place / WEIGHTS)
-        tensors = safetensors.load_file(place / WEIGHTS)
-        described.load_state_dict(tensors, assign=True)
-        require_finite(tensors, WEIGHTS)
-        made = _made(config)
-        made.load_state_dict(tensors)
+        yield
     except FileNotFoundError:
         raise ValueError(f"there is no {WEIGHTS} in {place}") from None
     except Exception as error:  # of a file that is none, or of weights of another network
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{place / WEIGHTS} does not fit {CONFIG}: {reason:.200}") from None
-    return made.eval()
+        raise ValueError(f"{place / WEIGHTS} does not fit {CONFIG}: {line(error)}") from None
 
 
-def push_to_hub(
-    model: Classifier,
-    repo_id: str,
-    record: Record = None,
-    *,
-    private: bool | None = None,
-    token: str | bool | None = None,
-    message: str = "A network of mssar",
-    revision: str | None = None,
-    create_pr: bool = False,
-) -> str:
-    """Put a network on the Hub as ``owner/name``, and return the address of the commit."""
-    hub = _needed("huggingface_hub", "push_to_hub")
-    with tempfile.TemporaryDirectory() as folder:
-        _save(model, Path(folder), record, repo_id)
-        api = hub.HfApi(token=token)
-        name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        done = api.upload_folder(
-            repo_id=name,
-            folder_path=folder,
-            commit_message=message,
-            revision=revision,
-            create_pr=create_pr,
-        )
-    return str(done)
+def weights_of(place: Path) -> Weights:
+    """A folder's tensors, and the note of `mssar weights` if there is one."""
+    _require_regular(place / WEIGHTS)
+    if not (place / WEIGHTS).exists():
+        raise FileNotFoundError
+    return read(place / WEIGHTS)
 
 
-def _needed(name: str, verb: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        package = name.split(".")[0]
-        raise ValueError(f"{verb} needs {package}: {advice('hub')}") from None
+def recorded(given: Record) -> Mapping[str, Any] | None:
+    if given is None or isinstance(given, Mapping):
+        return given
+    path = Path(given)
+    return _read(path / "record.json" if path.is_dir() else path)
 
 
-def _config(model: Classifier) -> dict[str, Any]:
+def config_of(model: Classifier) -> dict[str, Any]:
     if not isinstance(model, Classifier) or model.origin is None:
         raise ValueError(
             "only a network that create_model made by names can be made again from its "
@@ -147,7 +232,7 @@ def _config(model: Classifier) -> dict[str, Any]:
     if _shapes(again) != _shapes(model):
         raise ValueError(
             f"this {type(model).__name__} was changed after create_model made it, and could not "
-            "be made again from its configuration"
+            "be made again from its configuration; after insert take mssar.save_pretrained"
         )
     return config
 
@@ -162,13 +247,6 @@ def _made(config: Mapping[str, Any]) -> Classifier:
 
 def _shapes(model: Classifier) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
-
-
-def _record(given: Record) -> Mapping[str, Any] | None:
-    if given is None or isinstance(given, Mapping):
-        return given
-    path = Path(given)
-    return _read(path / "record.json" if path.is_dir() else path)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -194,11 +272,12 @@ def _require_regular(path: Path, longest: int | None = None) -> None:
 
 def _fetched(name: str, **how: Any) -> Path:
     """The folder that a network on the Hub was downloaded into."""
-    hub = _needed("huggingface_hub", f"{name!r} is no folder, and fetching it")
+    hub = needed("huggingface_hub", f"{name!r} is no folder, and fetching it")
     try:
-        return Path(hub.snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **how))
+        with quiet():
+            return Path(hub.snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **how))
     except Exception as error:  # of names, of the network, of rights
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"{name!r} is no folder here, and no network on the Hub that can be reached: {reason}"
+            f"{name!r} is no folder here, and no network on the Hub that can be reached: "
+            f"{trouble(error)}"
         ) from None

@@ -98,7 +98,7 @@ def build(
     require_insertable(name, recalibration)
     before = tensors is not None and not initial.recalibrated(tensors)
     with torch.device("cpu"):  # not all of them can be made without numbers
-        made = _made(name, num_classes)
+        made = bare(name, num_classes)
         if tensors is not None and before:
             initial.fit(made, tensors, source)
         if recalibration != "none":
@@ -190,17 +190,25 @@ def _inserting(recalibration: str, options: Mapping[str, Any]) -> dict[str, Any]
     return {"scales": (1,), **given} if recalibration == "se" else given
 
 
-def _made(name: str, num_classes: int | None) -> nn.Module:
+def bare(name: str, num_classes: int | None = None, **arguments: Any) -> nn.Module:
+    """A network by its name, without weights and with nothing inserted.
+
+    ``arguments`` are what else its library, or :func:`mssar.create_model`, makes it with.
+    """
+    if not is_foreign(name):
+        return registry.create_model(name, "none", num_classes, **arguments)
     chosen = architecture(name)
     assert isinstance(chosen, Foreign)
     module = imported(chosen.library)
-    count = chosen.num_classes if num_classes is None else num_classes
+    with_classes = {"num_classes": chosen.num_classes if num_classes is None else num_classes}
     if chosen.library == "timm":
-        made: nn.Module = module.create_model(chosen.name, pretrained=False, num_classes=count)
+        made: nn.Module = module.create_model(
+            chosen.name, pretrained=False, **with_classes, **arguments
+        )
         return made
     keras = chosen.name == KERAS
     short = "resnet50" if keras else chosen.name
-    made = module.models.get_model(short, weights=None, num_classes=count)
+    made = module.models.get_model(short, weights=None, **with_classes, **arguments)
     if keras:
         _as_in_keras(made)
     return made

@@ -1,0 +1,56 @@
+"""The Hugging Face Hub: asked without noise, and what hinders it in one line."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from mssar.extras import advice
+
+LONGEST = 300  # characters of somebody else's message
+# Of a host that is not there, or does not answer; other libraries' are known by name.
+UNREACHED = (socket.gaierror, ConnectionError, TimeoutError, ssl.SSLError)
+NAMES = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "ReadTimeout")
+
+
+def needed(name: str, verb: str) -> Any:
+    """A package of the extra, or one line that says how to get it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        package = name.split(".")[0]
+        raise ValueError(f"{verb} needs {package}: {advice('hub')}") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without its warnings: it tells of every retry, in two lines each."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def trouble(error: BaseException) -> str:
+    """What went wrong, in one line: where nothing was reached, what is at the bottom of it."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
+        chain.append(cause)
+    for one in reversed(chain):
+        if isinstance(one, UNREACHED) or type(one).__name__ in NAMES:
+            return f"no connection ({line(one)})"
+    return line(error)
+
+
+def line(error: BaseException) -> str:
+    """An exception's message in one line, which says so where it is cut."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return said if len(said) <= LONGEST else f"{said[:LONGEST].rpartition(' ')[0]} …"
