@@ -341,6 +341,13 @@ def test_from_the_command_line_to_a_file_for_others(weights):
     again = trained(Path("out.safetensors")).model
     average = {k: t for k, t in learnt(folder).items() if k.startswith("average.")}
     assert_same({f"average.{k}": t for k, t in again.state_dict().items()}, average)
+    run("weights", str(folder), "shared", *ON[2:])  # a folder, as on the Hub
+    shared = mssar.from_pretrained("shared")
+    assert_same(shared.state_dict(), again.state_dict())
+    assert shared.note == note
+    card = Path("shared/README.md").read_text("utf-8")
+    assert f"| error, last epoch | {record.error:.2f} % |" in card
+    assert "| mean, to subtract | 0.5000, 0.5000, 0.5000 |" in card
     said = json.loads(run("export", str(folder), "net.pt2", "--json", "--data-dir", "tree"))
     assert said["metadata"]["mean"] == [0.5] * 3
 

@@ -204,6 +204,26 @@ def test_own_pictures_are_explained_without_the_data_set(monkeypatch, finished):
     assert isinstance(asked.exception, ValueError)
 
 
+def test_a_folder_to_share_has_the_file_a_configuration_and_a_card(finished, capsys, monkeypatch):
+    folder, record = finished
+    run("weights", str(folder), "net", "--half")
+    run("weights", str(folder), "x.safetensors", "--half")
+    assert Path("net/model.safetensors").read_bytes() == Path("x.safetensors").read_bytes()
+    network = mssar.from_pretrained("net")
+    assert network.note == note_of("x.safetensors")
+    assert network.layer1[0].recalibrate.scales == (1, 2)
+    card = Path("net/README.md").read_text("utf-8")
+    assert "parameters in half precision" in card
+    assert f"| error, last epoch | {record.error:.2f} % |" in card
+    for name, line in (
+        ("net.pt", "FILE ends in .safetensors, or is a folder without an ending; got net.pt"),
+        ("a/b", "there is no folder a to write b into"),
+        ("plain", "plain is there and is no folder"),
+    ):
+        Path("plain").touch()
+        assert line in fail(capsys, monkeypatch, "weights", str(folder), name)
+
+
 def test_a_checkpoint_is_no_file_of_weights(finished):
     chosen = trained(checkpoint.checkpoints(finished[0])[0])
     assert isinstance(chosen, Trained)

@@ -15,7 +15,7 @@ from mssar.lab.commands.groups import grouped, options_of
 def weights(
     *,
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    file: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+    file: Annotated[Path, typer.Argument(help="The safetensors file to write, or a folder.")],
     half: Annotated[
         bool, typer.Option("--half", help="Parameters in half precision, statistics not.")
     ] = False,
@@ -24,25 +24,41 @@ def weights(
 ) -> None:
     """Write the last epoch's weights of a run, for `mssar.create_model(…, weights=FILE)`.
 
-    The file says what it is of. Its error is measured anew, after conversion.
+    The file says what it is of. Its error is measured anew, after conversion. A FILE without an
+    ending is a folder to share, for `mssar.from_pretrained`: the weights, a configuration and a
+    model card.
 
     \b
     mssar weights runs/cifar10-resnet20-mssar-seed0-1a2b3c resnet20-mssar.safetensors --half
+    mssar weights runs/cifar10-resnet20-mssar-seed0-1a2b3c resnet20-mssar
     """
+    from dataclasses import asdict
+
     from mssar.durable import write_whole
     from mssar.lab import data
     from mssar.lab.engine import weights as engine
+    from mssar.networks.sharing import write
+    from mssar.surgery.sharing import described
 
-    if file.suffix != ".safetensors":
-        raise ValueError(f"FILE ends in .safetensors; got {file}")
-    if not file.parent.is_dir() or file.is_dir():
+    shared = not file.suffix
+    if not shared and file.suffix != ".safetensors":
+        raise ValueError(f"FILE ends in .safetensors, or is a folder without an ending; got {file}")
+    if shared and file.exists() and not file.is_dir():
+        raise ValueError(f"{file} is there and is no folder")
+    if not file.parent.is_dir() or (file.is_dir() and not shared):
         raise ValueError(f"there is no folder {file.parent} to write {file.name} into")
     chosen, record = engine.last(run)
+    recorded = asdict(record)
+    config = described(chosen.model, recorded, chosen.run.network) if shared else {}
     found = data.load(chosen.run.dataset, data_dir)
     state = engine.convert(chosen, half=half)
     score = engine.measured(chosen, found, how.execution())
-    content = engine.file(state, chosen, record, found, score)
-    write_whole(file, content)
-    kind = "half precision" if half else "full precision"
+    note = engine.note(chosen, record, found, score)
+    content = engine.file(state, note)
+    kind = "half precision" if half else "single precision"
+    if shared:
+        write(file, config, content, recorded, file.resolve().name, note=note, precision=kind)
+    else:
+        write_whole(file, content)
     print(f"{file}: {chosen.run.label}, {found.name}, {kind}, {len(content):,} bytes")
     print(f"error {score.error:.2f}% measured again, {record.error:.2f}% recorded")

@@ -57,12 +57,10 @@ def measured(chosen: Trained, data: Data, execution: Execution) -> Score:
     return evaluate(chosen, data, execution)
 
 
-def file(
-    state: dict[str, Tensor], chosen: Trained, record: Record, data: Data, score: Score
-) -> bytes:
-    """State and note as a safetensors file; see :mod:`mssar.networks.weights`."""
+def note(chosen: Trained, record: Record, data: Data, score: Score) -> dict[str, Any]:
+    """What a file says of itself; see :mod:`mssar.networks.weights`."""
     run, data = chosen.run.as_dict(), chosen.run.normalised(data)
-    note: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
         **{name: run[name] for name in ("network", "recalibration", "options", "dataset")},
         "classes": list(data.classes),
@@ -77,5 +75,9 @@ def file(
         "record": record.id,
         "run": run,
     }
+
+
+def file(state: dict[str, Tensor], note: dict[str, Any]) -> bytes:
+    """State and note as a safetensors file."""
     on_cpu = {name: tensor.detach().to(torch.device("cpu")) for name, tensor in state.items()}
     return Brought(on_cpu).file({"format": "pt", NOTE: json.dumps(note)}, signed=True)
