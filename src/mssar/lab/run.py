@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from mssar.surgery import foreign, initial
 
 Data: TypeAlias = Arrays | Folder
 Colours: TypeAlias = tuple[float, float, float]
+LONGEST = 100  # characters of a network's name in that of a folder, which may have 255
 PHOTOGRAPHS = ("imagefolder", "ilsvrc2012")
 GENERATOR = threading.RLock()  # held by whoever seeds torch's own; runs may be side by side
 
@@ -167,7 +169,7 @@ class Run:
         """For a folder: what it is, and a hash of all of it so that no two runs share one."""
         digest = hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
         options = "".join(f"-{p.replace('=', '').replace(',', '.')}" for p in self.particulars)
-        network = self.network.replace(":", "-").lower()
+        network = re.sub(r"[^\w.+-]+", "-", self.network)[-LONGEST:].lower()
         what = f"{self.dataset}-{network}-{self.recalibration}{options}"
         return f"{what}-seed{self.seed}-{digest[:6]}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -137,9 +138,10 @@ def _training(
     try:
         run, environment, code = record["run"], record["environment"], record["code"]
         network = config.get("source", config["network"])  # that may have another name, too
-        if (run["network"], run["recalibration"]) != (network, config["recalibration"]):
+        trained = public(run["network"])
+        if (trained, run["recalibration"]) != (network, config["recalibration"]):
             raise ValueError(
-                f"the record is of {run['network']} {run['recalibration']}, "
+                f"the record is of {trained} {run['recalibration']}, "
                 f"and the network is {network} {config['recalibration']}"
             )
         commit = str(code.get("commit") or "")[:12]
@@ -175,6 +177,11 @@ def _training(
         f"    - type: accuracy\n      value: {100 - tested['error']:.2f}\n"
     )
     return text, facts
+
+
+def public(network: str) -> str:
+    """A network's name, of a folder that it came from only the last part."""
+    return re.sub(r"(:local-dir:).*/", r"\1", network)
 
 
 def _without_paths(command: str) -> str:

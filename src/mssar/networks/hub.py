@@ -16,6 +16,7 @@ LONGEST = 300  # characters of somebody else's message
 # Of a host that is not there, or does not answer; other libraries' are known by name.
 UNREACHED = (socket.gaierror, ConnectionError, TimeoutError, ssl.SSLError)
 NAMES = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "ReadTimeout")
+UNREACHABLE = "no connection"  # what is said of them
 
 
 def needed(name: str, verb: str) -> Any:
@@ -46,7 +47,7 @@ def trouble(error: BaseException) -> str:
         chain.append(cause)
     for one in reversed(chain):
         if isinstance(one, UNREACHED) or type(one).__name__ in NAMES:
-            return f"no connection ({line(one)})"
+            return f"{UNREACHABLE} ({line(one)})"
     return line(error)
 
 

@@ -1,4 +1,5 @@
-"""Networks by name, other libraries' too: ``timm:resnet50``, ``torchvision:mobilenet_v2``.
+"""Networks by name, other libraries' too: ``timm:resnet50``, ``torchvision:mobilenet_v2``, and what
+timm makes of the Hub, ``timm:hf-hub:OWNER/NAME``.
 
 A library is imported when one of its networks is asked for, not before.
 """
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from mssar.extras import advice
 from mssar.networks import registry
+from mssar.networks.hub import UNREACHABLE, quiet, trouble
 from mssar.networks.recalibration import OURS
 from mssar.networks.registry import Architecture
 from mssar.surgery import initial
@@ -144,14 +147,15 @@ def pretrained(name: str) -> dict[str, Tensor]:
     _ = architecture(name)  # a name that is not there is another mistake
     module = imported(library)
     try:
-        with _tensors_alone():
+        with _tensors_alone(), quiet():
             if library == "timm":
                 made = module.create_model(short, pretrained=True)
             else:
                 made = module.models.get_model(short, weights="DEFAULT")
     except Exception as error:  # of a network, a disk, a hub, a file; whatever it is, one line
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{library} cannot bring weights of {short}: {reason:.200}") from None
+        reason = trouble(error)
+        other = "; a file of weights needs none" if reason.startswith(UNREACHABLE) else ""
+        raise ValueError(f"{library} cannot bring weights of {short}: {reason}{other}") from None
     found: dict[str, Tensor] = made.state_dict()
     return found
 
@@ -225,6 +229,10 @@ def _as_in_keras(model: Any) -> None:
 
 def _describe_timm(short: str) -> Foreign:
     timm = imported("timm")
+    if ":" in short:
+        return _describe_elsewhere(short)
+    if "/" in short:
+        raise ValueError(f"timm has no network {short!r}; one of the Hub is timm:hf-hub:{short}")
     if not timm.is_model(short):
         raise _unknown("timm", short, timm.list_models())
     try:
@@ -238,6 +246,23 @@ def _describe_timm(short: str) -> Foreign:
     return Foreign(
         "timm", short, found.num_classes, (channels, height, width), found.mean, found.std
     )
+
+
+@lru_cache
+def _describe_elsewhere(short: str) -> Foreign:
+    """Of ``hf-hub:OWNER/NAME`` or ``local-dir:FOLDER``, whose configuration timm reads."""
+    timm = imported("timm")
+    try:
+        # Whether it was asked before must not show in numbers that are drawn afterwards.
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]), quiet():
+            found = timm.create_model(short, pretrained=False).pretrained_cfg
+        (channels, height, width), mean, std = found["input_size"], found["mean"], found["std"]
+        count = found["num_classes"]
+    except KeyError as error:
+        raise ValueError(f"timm cannot make {short}: its configuration has no {error}") from None
+    except Exception as error:  # of a network, a disk, a hub, a file; whatever it is, one line
+        raise ValueError(f"timm cannot make {short}: {trouble(error)}") from None
+    return Foreign("timm", short, count, (channels, height, width), tuple(mean), tuple(std))
 
 
 def _describe_torchvision(short: str) -> Foreign:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mssar.layer import MSSAR
 from mssar.networks import sharing
+from mssar.networks.card import public
 from mssar.networks.classifier import Classifier
 from mssar.networks.hub import needed
 from mssar.networks.sharing import Place, Record
@@ -164,7 +165,7 @@ def described(
         kind = "se"
     config = {"library": "mssar", "network": network, "recalibration": kind, "options": options}
     if said != network:
-        config["source"] = said
+        config["source"] = public(said)
     return config | {"arguments": given, "num_classes": given["num_classes"]}
 
 

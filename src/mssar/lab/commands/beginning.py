@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from mssar.lab.engine import checkpoint
 from mssar.lab.run import PHOTOGRAPHS, Colours, Initial, Normalisation, usual_normalisation
+from mssar.networks.weights import PICKLES, located
 from mssar.networks.weights import PRETRAINED as OURS
-from mssar.networks.weights import located
 from mssar.surgery import foreign
 from mssar.surgery.initial import digest_of
 
 PRETRAINED = "pretrained"  # the word for a library's own
+ENDINGS = "|".join(ending.removeprefix(".") for ending in (*PICKLES, ".safetensors"))
+HUB = re.compile(  # owner/name, if it does not end as a file does
+    rf"(?:timm:)?(?:hf[-_]hub:|https://huggingface\.co/)?(?!.*\.(?:{ENDINGS})$)([\w-][\w.-]*/[\w.-]+)"
+)
 
 
 def initial(words: str | None, network: str, runs: Path | None) -> Initial | None:
@@ -28,6 +33,11 @@ def initial(words: str | None, network: str, runs: Path | None) -> Initial | Non
         if path is None:
             return Initial(name, digest_of(foreign.pretrained(network)))
         if not path.is_file():
+            if found := HUB.fullmatch(words):
+                raise ValueError(
+                    f"there is no file {words}; what is on the Hub is --from "
+                    f"timm:hf-hub:{found[1]} --weights {PRETRAINED}"
+                )
             raise ValueError(
                 f"there is no file {path}; --weights is a file, one of {', '.join(OURS)}, or "
                 f"{PRETRAINED} for the library's"
