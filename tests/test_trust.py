@@ -32,7 +32,7 @@ ALLOWED = {
     ("lab/commands/demo.py", "import webbrowser"): "--open",
     ("lab/commands/compare.py", "import webbrowser"): "--open",
     ("__init__.py", "import of a name"): "its own modules, by a table",
-    ("networks/sharing.py", "import of a name"): "safetensors or huggingface_hub, by its callers",
+    ("networks/hub.py", "import of a name"): "safetensors or huggingface_hub, by its callers",
     ("networks/peers.py", "import of a name"): "timm.layers, by a table",
     ("surgery/families.py", "import of a name"): "its own modules, by a table",
     ("surgery/foreign.py", "import of a name"): "timm or torchvision, by a table",

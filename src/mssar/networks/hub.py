@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,9 +11,12 @@ from typing import Any
 from mssar.extras import advice
 
 LONGEST = 300  # characters of somebody else's message
-# Of a host that is not there, or does not answer; other libraries' are known by name.
-UNREACHED = (socket.gaierror, ConnectionError, TimeoutError, ssl.SSLError)
-NAMES = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "ReadTimeout")
+# Of a host that is not there, or does not answer; those of other modules are known by name.
+UNREACHED = (ConnectionError, TimeoutError)
+NAMES = (
+    *("gaierror", "SSLError", "SSLCertVerificationError"),
+    *("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "ReadTimeout"),
+)
 UNREACHABLE = "no connection"  # what is said of them
 
 
