@@ -126,6 +126,7 @@ def test_the_seed_alone_decides_and_se_is_one_scale():
         ((NET, "--recalibration", "eca"), f"into {NET} goes one of none, se, mssar; 'eca' is for"),
         ((NET, "--insert", "--stage", "multi"), "nothing that is trained here takes --stage"),
         ((NET, "--insert", "--recalibration", "se"), "--insert is --recalibration mssar; not se"),
+        ((NET, "--insert", "--recalibration", "none"), "recalibration mssar; not none as well"),
         (("torchvision:alexnet", "--insert"), "nothing to recalibrate in this AlexNet"),
         (("torchvision:googlenet",), "googlenet of torchvision has several outputs in training"),
         (("timm:vit_tiny_patch16_224",), "patch16_224 cannot take 3×32×32: Input height (32)"),

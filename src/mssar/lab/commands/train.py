@@ -69,11 +69,12 @@ def train(
         bool, typer.Option("--insert", help="The same as --recalibration mssar.")
     ] = False,
     recalibration: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="none, se, mssar, or several: none,mssar. Also those of `mssar compare`."
+            help="none, se, mssar, or several: none,mssar. Also those of `mssar compare`.",
+            show_default="none",
         ),
-    ] = "none",
+    ] = None,
     dataset: opt.Dataset = "arrangements",
     seed: Annotated[str, typer.Option(help="One, or several: 0,1,2.")] = "0",
     options: opt.Network,
@@ -113,11 +114,12 @@ def train(
     nets = [*(nets or []), *([from_] if from_ else [])]
     if not nets:
         raise ValueError("name a network, as in resnet20 or timm:resnet50")
-    if insert and recalibration != "none":
+    if insert and recalibration is not None:
         raise ValueError(f"--insert is --recalibration mssar; not {recalibration} as well")
+    kinds = "mssar" if insert else "none" if recalibration is None else recalibration
     asked = combinations(
         nets,
-        ["mssar"] if insert else recalibration.split(","),
+        kinds.split(","),
         options,
         dataset,
         parse.integers("seed", seed, "0,1,2"),
