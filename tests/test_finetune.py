@@ -4,6 +4,7 @@ import json
 import pickle
 import sys
 import tarfile
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
@@ -127,6 +128,14 @@ def test_the_seed_alone_decides_and_se_is_one_scale():
         ((NET, "--insert", "--stage", "multi"), "nothing that is trained here takes --stage"),
         ((NET, "--insert", "--recalibration", "se"), "--insert is --recalibration mssar; not se"),
         ((NET, "--insert", "--recalibration", "none"), "recalibration mssar; not none as well"),
+        ((NET, "--where", "layer4.*"), "takes --where: it says where mssar or se goes in networks"),
+        (("resnet8", "--insert", "--where", "se"), "nothing that is trained here takes --where"),
+        ((NET, "--insert", "--where", "layer4.*,"), "--where takes names of modules, as in layer4"),
+        (
+            (NET, "--insert", "--where", "layer9.*"),
+            "no module is named 'layer9.*'; close to it: la",
+        ),
+        ((NET, "--insert", "--where", "se"), "nothing to replace in this ResNet: it has no SEMod"),
         (("torchvision:alexnet", "--insert"), "nothing to recalibrate in this AlexNet"),
         (("torchvision:googlenet",), "googlenet of torchvision has several outputs in training"),
         (("timm:vit_tiny_patch16_224",), "patch16_224 cannot take 3×32×32: Input height (32)"),
@@ -353,19 +362,67 @@ def test_from_the_command_line_to_a_file_for_others(weights):
     assert said["metadata"]["mean"] == [0.5] * 3
 
 
+def test_where_it_is_inserted_can_be_said(monkeypatch):
+    """It is part of the run: of its name and record, and of what is rebuilt from its checkpoint."""
+    words = ("train", NET, "--recalibration", "mssar,none", *ON, *SMALL)
+    with monkeypatch.context() as stopping:
+        stopping.setattr(Training, "_close_epoch", _and_stop(Training._close_epoch))
+        CliRunner().invoke(cli.app, [*words, "--where", "layer[34].*, layer1.[a-z0].bn1"])
+    run(*words, "--where", "layer[34].*,layer1.[a-z0].bn1", "--resume")
+    by_kind = {r.run["recalibration"]: r for r in records.read(Path("runs/records.jsonl"))}
+    plain, record = by_kind["none"], by_kind["mssar"]
+    assert "where" not in plain.run["options"]
+    assert record.run["options"]["where"] == ["layer[34].*", "layer1.[a-z0].bn1"]
+    assert record.interruptions == 1
+    folder = folder_of(record)
+    assert folder.name.startswith(
+        "imagefolder-timm-test_resnet-mssar-wherelayer34..layer1.a-z0.bn1-seed0-"
+    )
+    said = run("eval", str(folder), *ON[2:])
+    assert "test_resnet mssar where=layer[34].*,layer1.[a-z0].bn1, imagefolder" in said
+    assert f"error {record.error:.2f}%" in said
+    run("weights", str(folder), "out.safetensors", *ON[2:])
+    made = trained(Path("out.safetensors")).model
+    inserted = [n for n, m in made.named_modules() if isinstance(m, mssar.MSSAR)]
+    assert inserted == [f"{n}.recalibrate" for n in ("layer1.0.bn1", "layer3.0", "layer4.0")]
+    assert_same(made.state_dict(), trained(folder).model.state_dict())
+    run("export", str(folder), "net.pt2", "--data-dir", "tree")
+
+
+def test_squeeze_and_excitations_can_be_replaced():
+    chosen = Run("timm:test_efficientnet", "mssar", {"where": "se"})
+    assert "-mssar-wherese-seed0-" in chosen.name
+    replaced = [n for n, m in chosen.build(2).named_modules() if isinstance(m, mssar.MSSAR)]
+    assert replaced
+    assert all(".se." in name for name in replaced)
+    assert run_from_dict(json.loads(json.dumps(chosen.as_dict()))) == chosen
+
+
+def test_where_of_a_run_is_what_a_record_can_say():
+    plain = Run(NET, "mssar")
+    assert Run(NET, "mssar", {"where": "blocks"}).name == plain.name
+    assert Run(NET, "mssar", {"where": "*.bn2"}) == Run(NET, "mssar", {"where": ["*.bn2"]})
+    assert len(Run(NET, "mssar", {"where": [f"../{n}/*" for n in range(99)]}).name) < 200
+    for wrong in (3, [], ["a", 3], lambda n, m: True):  # noqa: ARG005
+        with pytest.raises(ValueError, match="where of a run is 'blocks', 'se' or names"):
+            Run(NET, "mssar", {"where": wrong})
+
+
+def _and_stop(close: Callable[..., None]) -> Callable[..., None]:
+    def stop(*rest: Any) -> None:
+        close(*rest)
+        raise KeyboardInterrupt
+
+    return stop
+
+
 def test_resuming_needs_no_file(weights, monkeypatch):
     words = ("train", NET, "--insert", "--weights", str(weights), *ON, *SMALL)
     run(*words, "--runs", "whole")
     whole = records.read(Path("whole/records.jsonl"))[0]
-    close = Training._close_epoch
-
-    def stop(self: Training, *rest: Any) -> None:
-        close(self, *rest)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Training, "_close_epoch", stop)
-    CliRunner().invoke(cli.app, list(words))
-    monkeypatch.setattr(Training, "_close_epoch", close)
+    with monkeypatch.context() as stopping:
+        stopping.setattr(Training, "_close_epoch", _and_stop(Training._close_epoch))
+        CliRunner().invoke(cli.app, list(words))
     folder = folder_of(whole)
     assert learnt(folder)
     weights.unlink()

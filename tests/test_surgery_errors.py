@@ -7,7 +7,7 @@ import torch
 from foreign import build
 from torch import nn
 
-KNOWN = r"it has no block of torchvision's or timm's ResNets.*where=\['\*\.bn2'\]"
+KNOWN = r"it has no block of torchvision's or timm's ResNets.*where names .*as in '\*\.bn2'"
 
 
 @pytest.fixture

@@ -216,7 +216,7 @@ def results(records: Sequence[Record], width: int = WIDE) -> Table:
         base = plain.get(_beside(record)) if run["recalibration"] != "none" else None
         table.add_row(
             run["network"],
-            " ".join((run["recalibration"], *run_from_dict(run).particulars)),
+            Text(" ".join((run["recalibration"], *run_from_dict(run).particulars))),
             run["dataset"],
             str(run["seed"]),
             f"{record.error:.2f}%",

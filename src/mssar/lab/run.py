@@ -37,8 +37,9 @@ from mssar.surgery import foreign, initial
 
 Data: TypeAlias = Arrays | Folder
 Colours: TypeAlias = tuple[float, float, float]
-LONGEST = 100  # characters of a network's name in that of a folder, which may have 255
+LONGEST = 100  # characters of a network's name, and of its options, in that of a folder: 255 at most
 PHOTOGRAPHS = ("imagefolder", "ilsvrc2012")
+PLACES = "blocks"  # where layers are inserted, where nobody says
 GENERATOR = threading.RLock()  # held by whoever seeds torch's own; runs may be side by side
 
 
@@ -168,7 +169,8 @@ class Run:
     def name(self) -> str:
         """For a folder: what it is, and a hash of all of it so that no two runs share one."""
         digest = hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
-        options = "".join(f"-{p.replace('=', '').replace(',', '.')}" for p in self.particulars)
+        said = "".join(f"-{p.replace('=', '').replace(',', '.')}" for p in self.particulars)
+        options = re.sub(r"[^\w.-]", "", said)[:LONGEST]  # patterns are no names of folders
         network = re.sub(r"[^\w.+-]+", "-", self.network)[-LONGEST:].lower()
         what = f"{self.dataset}-{network}-{self.recalibration}{options}"
         return f"{what}-seed{self.seed}-{digest[:6]}"
@@ -253,7 +255,9 @@ def usual_options(network: str, recalibration: str) -> dict[str, Any]:
         known = ", ".join(RECALIBRATIONS)
         raise ValueError(f"recalibration is one of {known}; got {recalibration!r}")
     found = defaults(recalibration, staged=staged)
-    return found | {k: v for k, v in own.items() if k in found}
+    found |= {k: v for k, v in own.items() if k in found}
+    inserted = foreign.is_foreign(network) and recalibration != "none"
+    return found | {"where": PLACES} if inserted else found
 
 
 def settled_options(network: str, recalibration: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,7 +268,21 @@ def settled_options(network: str, recalibration: str, options: Mapping[str, Any]
             f"{network} with {recalibration!r} has no option {option!r}; "
             f"its options: {', '.join(usual) or 'there are none'}"
         )
-    return usual | {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    settled = usual | {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    # Only where it is another: runs from before it could be given keep their names.
+    if "where" in settled and (where := _places(settled.pop("where"))) != PLACES:
+        settled["where"] = where
+    return settled
+
+
+def _places(where: Any) -> str | tuple[str, ...]:
+    """As :func:`mssar.insert` takes it, but what a record can say."""
+    if where in (PLACES, "se"):
+        return str(where)
+    names = (where,) if isinstance(where, str) else where
+    if not names or not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"where of a run is 'blocks', 'se' or names of modules; got {where!r:.60}")
+    return names
 
 
 def text_of(value: Any) -> str:

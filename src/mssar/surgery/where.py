@@ -31,8 +31,8 @@ def places(model: nn.Module, where: Where) -> Found:
         if blocks := _all(modules, known):
             return blocks
         raise ValueError(
-            f"nothing to recalibrate in this {kind}: it has no block of {KNOWN}; name the modules "
-            "whose maps are meant, as in where=['*.bn2']"
+            f"nothing to recalibrate in this {kind}: it has no block of {KNOWN}; where names "
+            "the modules whose maps are meant, as in '*.bn2'"
         )
     if isinstance(where, str) and where == "se":
         if squeezes := _all(modules, squeeze):

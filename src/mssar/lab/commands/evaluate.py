@@ -51,7 +51,7 @@ def evaluate(
         print_json(said)
         return
     out = console()
-    out.print(f"{chosen.run.label}, {found.name}, {at}", highlight=False)
+    out.print(f"{chosen.run.label}, {found.name}, {at}", markup=False, highlight=False)
     out.print(
         f"error {score.error:.2f}%, top-5 {score.error5:.2f}%, loss {score.loss:.4f}",
         highlight=False,

@@ -1,4 +1,4 @@
-"""What is written after an option: times, and numbers with commas between them."""
+"""What is written after an option: times, and numbers or names with commas between them."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ def pair(name: str, text: str, example: str) -> tuple[float, float]:
     except ValueError:
         raise ValueError(f"--{name} takes two numbers, as in {example}; got {text!r}") from None
     return low, high
+
+
+def places(text: str) -> str | list[str]:
+    """Names of modules or patterns with commas between them; the words for all blocks and SEs."""
+    names = [part.strip() for part in text.split(",")]
+    if not all(names):
+        raise ValueError(f"--where takes names of modules, as in layer4.*,*.bn2; got {text!r}")
+    return names[0] if names in (["blocks"], ["se"]) else names

@@ -75,6 +75,13 @@ def train(
             show_default="none",
         ),
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="Where it is inserted: names of modules, as layer4.*,*.bn2; se: for every SE.",
+            show_default=False,
+        ),
+    ] = None,
     dataset: opt.Dataset = "arrangements",
     seed: Annotated[str, typer.Option(help="One, or several: 0,1,2.")] = "0",
     options: opt.Network,
@@ -116,6 +123,8 @@ def train(
         raise ValueError("name a network, as in resnet20 or timm:resnet50")
     if insert and recalibration is not None:
         raise ValueError(f"--insert is --recalibration mssar; not {recalibration} as well")
+    if where is not None:
+        options = {**options, "where": parse.places(where)}
     kinds = "mssar" if insert else "none" if recalibration is None else recalibration
     asked = combinations(
         nets,
@@ -186,7 +195,9 @@ def combinations(
         by = changed(chosen, changes)
         found.append(Run(net, kind, mine, dataset, by, number, begun, seen.get(net)))
     for option in untaken:
-        raise ValueError(f"nothing that is trained here takes --{option}")
+        whose = ": it says where mssar or se goes in networks of timm and torchvision"
+        hint = whose if option == "where" else ""
+        raise ValueError(f"nothing that is trained here takes --{option}{hint}")
     return list(dict.fromkeys(found))
 
 
