@@ -159,7 +159,7 @@ def test_a_module_that_stands_in_two_places_is_exchanged_in_both():
 
 
 @pytest.mark.parametrize(
-    "name", ["timm mobilenet v3", "torchvision efficientnet", "timm regnet, se"]
+    "name", ["timm mobilenet v3", "torchvision efficientnet", "timm regnet, se", "timm senet"]
 )
 def test_squeezes_are_replaced_on_request(torchvision, name):
     model = build(name, torchvision)

@@ -7,7 +7,7 @@ import torch
 from foreign import build
 from torch import nn
 
-KNOWN = r"it has no block of torchvision's or timm's ResNets.*where names .*as in '\*\.bn2'"
+KNOWN = r"it has no block of torchvision's or timm's ResNets.*where names .*as in where='\*\.bn2'"
 
 
 @pytest.fixture
@@ -50,6 +50,19 @@ def test_what_is_asked_for_wrongly(mssar, resnet, options, words):
     assert all(
         torch.equal(a, b) for a, b in zip(resnet.parameters(), before.parameters(), strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("dla34", "DlaTree, DlaBasic, DlaRoot"), ("repvgg_a0", "RepVggBlock"), ("vgg11", "ConvMlp")],
+)
+def test_blocks_that_are_not_known_are_named(mssar, name, kinds):
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    with pytest.raises(ValueError, match=f"it has {kinds}, and no block of .*where='") as error:
+        mssar.insert(model)
+    assert "\n" not in str(error.value)
 
 
 class Plain(nn.Module):

@@ -163,8 +163,12 @@ def _dense(end: Exchange, block: Any) -> Place:
 # Blocks in which the last norm, or what else makes the residual, is wrapped.
 
 
-def _norm(name: str, block: nn.Module) -> Place:
-    return wrapped(block, name, 1)
+def _narrow(name: str) -> Callable[[Any], Place]:
+    return partial(wrapped, name=name, reduction=1)
+
+
+def _wide(name: str) -> Callable[[Any], Place]:
+    return partial(wrapped, name=name, reduction=REDUCTION)
 
 
 def _conv_bn_act(block: Any) -> Place | None:
@@ -226,13 +230,30 @@ FAMILIES: dict[str, Callable[[Any], Place | None]] = {
         _of("timm", "Bottleneck"), "bn3", "act3", "se", "drop_path"
     ),
     "timm.models.regnet.Bottleneck": _timm_regnet,
+    "timm.models.regnet.PreBottleneck": _wide("conv3"),  # norms come first in these
+    "timm.models.resnetv2.PreActBasic": _narrow("conv2"),
+    "timm.models.resnetv2.PreActBottleneck": _wide("conv3"),
+    "timm.models.resnetv2.Bottleneck": _wide("norm3"),
+    "timm.models.res2net.Bottle2neck": _wide("bn3"),
+    "timm.models.resnest.ResNestBottleneck": _wide("bn3"),
+    "timm.models.sknet.SelectiveKernelBasic": _narrow("conv2.bn"),
+    "timm.models.sknet.SelectiveKernelBottleneck": _wide("conv3.bn"),
+    "timm.models.senet.SEResNetBlock": _narrow("bn2"),
+    "timm.models.senet.SEResNetBottleneck": _wide("bn3"),
+    "timm.models.senet.SEResNeXtBottleneck": _wide("bn3"),
+    "timm.models.senet.SEBottleneck": _wide("bn3"),
+    "timm.models.byobnet.BasicBlock": _narrow("conv2_kxk.bn"),
+    "timm.models.byobnet.BottleneckBlock": _wide("conv3_1x1.bn"),
+    "timm.models.byobnet.DarkBlock": _narrow("conv2_kxk.bn"),
+    "timm.models.byobnet.EdgeBlock": _narrow("conv2_1x1.bn"),
+    "timm.models.byobnet.SelfAttnBlock": _wide("conv3_1x1.bn"),
     "timm.models.densenet.DenseLayer": partial(_dense, _of("timm", "DenseLayer")),
     "timm.models._efficientnet_blocks.ConvBnAct": _conv_bn_act,
-    "timm.models._efficientnet_blocks.DepthwiseSeparableConv": partial(_norm, "bn2"),
-    "timm.models._efficientnet_blocks.EdgeResidual": partial(_norm, "bn2"),
-    "timm.models._efficientnet_blocks.InvertedResidual": partial(_norm, "bn3"),
+    "timm.models._efficientnet_blocks.DepthwiseSeparableConv": _narrow("bn2"),
+    "timm.models._efficientnet_blocks.EdgeResidual": _narrow("bn2"),
+    "timm.models._efficientnet_blocks.InvertedResidual": _narrow("bn3"),
     "timm.models._efficientnet_blocks.UniversalInvertedResidual": _universal,
-    "timm.models._efficientnet_blocks.CondConvResidual": partial(_norm, "bn3"),
+    "timm.models._efficientnet_blocks.CondConvResidual": _narrow("bn3"),
     "timm.models.convnext.ConvNeXtBlock": _convnext,
     "mssar.networks.resnet.BasicBlock": _ending(_of("own", "BasicBlock"), "bn2"),
     "mssar.networks.resnet.Bottleneck": _ending(_of("own", "Bottleneck"), "bn3"),
@@ -241,7 +262,8 @@ FAMILIES: dict[str, Callable[[Any], Place | None]] = {
 }
 KNOWN = (
     "torchvision's or timm's ResNets, ResNeXts, Wide ResNets, RegNets, DenseNets, MobileNetV2, V3 "
-    "and V4, EfficientNets and ConvNeXts, or of mssar's networks"
+    "and V4, EfficientNets and ConvNeXts, of timm's ResNetV2s, Res2Nets, ResNeSts, SKNets, SENets "
+    "and GENets, or of mssar's networks"
 )
 CARRIERS: dict[str, Exchange] = {  # blocks of dense steps
     "torchvision.models.densenet._DenseBlock": _of("torchvision", "DenseBlock"),
@@ -257,6 +279,7 @@ SQUEEZES: dict[str, Callable[[Any], tuple[int, int]]] = {  # with channels outsi
         m.conv_reduce.in_channels,
         m.conv_reduce.out_channels,
     ),
+    "timm.models.senet.SEModule": lambda m: (m.fc1.in_channels, m.fc1.out_channels),
     "torchvision.ops.misc.SqueezeExcitation": lambda m: (m.fc1.in_channels, m.fc1.out_channels),
 }
 

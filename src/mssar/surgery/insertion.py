@@ -46,7 +46,8 @@ def insert(
     Args:
         model: changed in place. Known are the blocks of torchvision's and timm's ResNets,
             ResNeXts, Wide ResNets, RegNets, DenseNets, MobileNetV2, V3 and V4, EfficientNets
-            and ConvNeXts, and of this package's networks.
+            and ConvNeXts, of timm's ResNetV2s, Res2Nets, ResNeSts, SKNets, SENets and GENets,
+            and of this package's networks.
         scales: of every layer, as for :class:`mssar.MSSAR`; so are ``strategy`` and ``backend``.
         reduction: "auto" is 16 in blocks that end wide (bottlenecks, RegNets, ConvNeXts), else 1.
         where: "blocks"; "se", in the place of every squeeze-and-excitation; names of modules or

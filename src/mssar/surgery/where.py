@@ -20,6 +20,7 @@ from mssar.surgery.families import (
 
 Where: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
 Found: TypeAlias = dict[str, Place]
+FEW = 5
 ASKED = "where is 'blocks', 'se', names of modules, or a function of name and module"
 
 
@@ -31,8 +32,8 @@ def places(model: nn.Module, where: Where) -> Found:
         if blocks := _all(modules, known):
             return blocks
         raise ValueError(
-            f"nothing to recalibrate in this {kind}: it has no block of {KNOWN}; where names "
-            "the modules whose maps are meant, as in '*.bn2'"
+            f"nothing to recalibrate in this {kind}: {_unknown(model)} of {KNOWN}; where names the "
+            "modules whose maps are meant, as in where='*.bn2'"
         )
     if isinstance(where, str) and where == "se":
         if squeezes := _all(modules, squeeze):
@@ -61,6 +62,21 @@ def places(model: nn.Module, where: Where) -> Found:
 def _all(modules: dict[str, nn.Module], find: Callable[[nn.Module], Place | None]) -> Found:
     found = {name: find(module) for name, module in modules.items()}
     return {name: place for name, place in found.items() if place is not None}
+
+
+def _unknown(model: nn.Module) -> str:
+    """What is there instead of known blocks, but for the libraries' common parts."""
+    kinds = dict.fromkeys(
+        type(module).__name__
+        for module in model.modules()
+        if module is not model
+        and module._modules
+        and not type(module).__module__.startswith(("torch.", "torchvision.ops.", "timm.layers."))
+    )
+    if not kinds:
+        return "it has no block"
+    more = f" and {len(kinds) - FEW} more" if len(kinds) > FEW else ""
+    return f"it has {', '.join(list(kinds)[:FEW])}{more}, and no block"
 
 
 def _place(name: str, module: nn.Module) -> Place:
