@@ -92,6 +92,8 @@ def test_compiled(unchecked, torchvision, training):
 
 # One of each kind: what drops, has SE or is a variant of another is no other program.
 EXPORTED = [n for n in NAMES if n not in {"timm resnet, drop path", "timm regnet, se",
+                                          "timm resnet v2, basic", "timm resnet v2, norms last",
+                                          "timm sknet, bottleneck", "timm senet, bottleneck",
                                           "timm convnext, convolutions"}]  # fmt: skip
 
 
