@@ -65,6 +65,17 @@ def test_blocks_that_are_not_known_are_named(mssar, name, kinds):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "module",
+    [nn.Conv1d(3, 8, 1), nn.Conv3d(3, 8, 1), nn.BatchNorm1d(8), nn.ConvTranspose3d(3, 8, 1)],
+)
+@pytest.mark.parametrize("around", [lambda m: m, lambda m: nn.Sequential(nn.ReLU(), m)])
+def test_what_makes_no_maps_is_refused(mssar, module, around):
+    words = f"^'0': a {type(module).__name__} makes no map N C H W, which the layer takes$"
+    with pytest.raises(ValueError, match=words):
+        mssar.insert(nn.Sequential(around(module)), where=["0"])
+
+
 class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()

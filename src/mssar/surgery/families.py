@@ -20,6 +20,11 @@ REDUCTION = 16  # SENet's; with 1 a ResNet-50 grows from 25.6 to 65.9 million pa
 WIDE = 256  # channels from which on a module of an unknown kind is taken for a wide end
 # Modules that end in a product by their weight, and perhaps a sum with their bias.
 SCALED = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.SyncBatchNorm, nn.InstanceNorm2d, nn.GroupNorm)
+# Modules whose output is no map N C H W, though they say how many channels it has.
+OTHERWISE = (
+    *(nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d),
+    *(nn.Conv3d, nn.ConvTranspose3d, nn.BatchNorm3d, nn.InstanceNorm3d),
+)
 FROZEN = "torchvision.ops.misc.FrozenBatchNorm2d"
 SCALED_ELSEWHERE = (FROZEN, "timm.layers.norm.GroupNorm", "timm.layers.norm.GroupNorm1")
 SCALED_AND_ACTING = tuple(
@@ -58,6 +63,11 @@ class Place:
 def wrapped(block: nn.Module, name: str, reduction: int | None = None) -> Place:
     """Wrap a module named from a block; the block itself where the name is empty."""
     its = block.get_submodule(name)
+    last = its
+    while isinstance(last, nn.Sequential) and len(last):
+        last = last[-1]
+    if isinstance(last, OTHERWISE):
+        raise ValueError(f"a {type(last).__name__} makes no map N C H W, which the layer takes")
     channels = channels_of(its)
     if channels is None:
         raise ValueError(
