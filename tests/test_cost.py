@@ -171,6 +171,17 @@ def test_a_size_is_one_image(unchecked, size):
         unchecked.cost(nn.Conv2d(3, 3, 1), size)
 
 
+def test_an_image_is_no_size(unchecked):
+    for image in (torch.zeros(1, 3, 8, 8), np.zeros((1, 3, 8, 8))):
+        words = rf"got a {type(image).__name__} of shape \(1, 3, 8, 8\)$"
+        with pytest.raises(ValueError, match=words) as error:
+            unchecked.cost(nn.Conv2d(3, 3, 1), image)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="such as") as error:
+        unchecked.cost(nn.Conv2d(3, 3, 1), [torch.zeros(9, 9)])
+    assert "\n" not in str(error.value)
+
+
 def test_what_is_no_network_is_not_counted(unchecked):
     for wrong, kind in ((None, "NoneType"), ("resnet20", "str"), (nn.Conv2d, "type")):
         with pytest.raises(ValueError, match=f"^cost counts a module; got {kind}$"):

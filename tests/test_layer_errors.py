@@ -167,7 +167,11 @@ NOT_TENSORS = [
 @pytest.mark.parametrize("options", [{}, {"strategy": "sliding"}, {"backend": "triton"}])
 def test_what_is_no_tensor_is_said(unchecked, given, kind, options):
     layer, x = unchecked.MSSAR(6, **options), torch.randn(2, 6, 4, 4)
-    for call, what in ((layer, "x"), (layer.importance, "x"), (layer.pool, "context")):
+    network = unchecked.create_model("resnet8", "mssar", **options)
+    for call, what in (
+        *((layer, "x"), (layer.importance, "x"), (layer.pool, "context")),
+        (network, "x"),
+    ):
         with pytest.raises(
             ValueError, match=f"^{what} is a map N C H W, a torch.Tensor; got {kind}$"
         ):

@@ -97,8 +97,15 @@ def cost(model: nn.Module, size: tuple[int, int, int] = (3, 224, 224)) -> Cost:
 
 def require_size(size: tuple[int, int, int]) -> tuple[int, int, int]:
     if not isinstance(size, Sequence) or len(size) != 3 or not all(map(_counts, size)):
-        raise ValueError(f"size is C, H, W of one image, such as (3, 32, 32); got {size!r}")
+        raise ValueError(f"size is C, H, W of one image, such as (3, 32, 32); got {_said(size)}")
     return size
+
+
+def _said(size: object) -> str:
+    """Of arrays the kind and shape: their numbers are many lines."""
+    shape = getattr(size, "shape", None)
+    found = f"{size!r:.60}" if shape is None else f"a {type(size).__name__} of shape {tuple(shape)}"
+    return " ".join(found.split())
 
 
 def run_hollow(model: nn.Module, size: tuple[int, int, int]) -> dict[str, int]:

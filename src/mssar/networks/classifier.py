@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
+from mssar.coordinates import require_tensor
+from mssar.tracing import traced
+
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -39,6 +42,8 @@ class Classifier(nn.Module, ABC):
         return logits
 
     def forward(self, x: Float[Tensor, "N B H W"]) -> Float[Tensor, "N D"]:
+        if not traced(x):
+            require_tensor("x", x)
         return self.forward_head(self.forward_features(x))
 
     def get_classifier(self) -> nn.Module:
