@@ -106,7 +106,8 @@ def insert(
 def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     """Take out what :func:`insert` put in: modules, names and numbers are what they were.
 
-    What was trained since stays as it is, but for the layers; an ``optimizer`` forgets them.
+    What was trained since stays as it is, but for the layers; an ``optimizer`` forgets them. One
+    that is not given here keeps their parameters, which no longer do anything.
     """
     _require_kinds(model, optimizer)
     held = holders(model)
