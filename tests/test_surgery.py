@@ -78,12 +78,16 @@ def test_an_inserted_network_learns_and_is_saved_and_loaded(network, torchvision
     assert torch.equal(seeded(other, x, False), seeded(network, x, False))
 
 
-def test_the_second_time_is_refused(resnet):
-    mssar.insert(resnet)
-    before = copy.deepcopy(resnet)
-    with pytest.raises(ValueError, match=r"put into this ResNet already \(4 layers.*mssar.remove"):
-        mssar.insert(resnet)
-    same(resnet, before)
+@pytest.mark.parametrize("network", NAMES, indirect=True)
+def test_the_second_time_is_refused(network):
+    count = len(mssar.insert(network).entries)
+    before = copy.deepcopy(network)
+    kind = type(network).__name__
+    with pytest.raises(
+        ValueError, match=rf"put into this {kind} already \({count} layers.*mssar.remove"
+    ):
+        mssar.insert(network)
+    same(network, before)
 
 
 def test_a_copy_and_a_pickle_are_whole(resnet):
@@ -137,6 +141,11 @@ def test_where_names_modules(resnet, where, names):
     same(resnet, before)
 
 
+def test_where_is_a_class_of_modules(resnet):
+    norms = [name for name, module in resnet.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    assert mssar.insert(resnet, where=nn.BatchNorm2d).names == norms
+
+
 def test_what_cannot_be_doubled_has_a_gain():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sequential(nn.BatchNorm2d(8), nn.SiLU()))
     before, x = copy.deepcopy(model), torch.randn(2, 3, 8, 8)
@@ -184,9 +193,10 @@ def _stepped(model: nn.Module, like: nn.Module) -> nn.Module:
 
 
 def test_a_dry_run_leaves_the_network_alone(resnet):
-    before = copy.deepcopy(resnet)
+    before, drawn = copy.deepcopy(resnet), torch.random.get_rng_state()
     plan = mssar.insert(resnet, dry_run=True, measure=True, size=(3, 32, 32))
     same(resnet, before)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
     assert not plan.done
     assert "would go into ResNet" in str(plan)
     assert plan.after.step > 0
@@ -202,6 +212,21 @@ def test_the_plan_counts_what_the_network_then_costs(network):
     assert plan.params == found.recalibration_params == found.params - plain.params
     assert plan.macs == found.recalibration_macs == found.macs - plain.macs
     assert (plan.params_before, plan.macs_before) == (plain.params, plain.macs)
+
+
+@pytest.mark.parametrize(
+    ("model", "side"),
+    [
+        (lambda models: models.vgg11_bn(num_classes=10), 224),
+        (lambda models: models.resnet18(num_classes=10), 224),
+        (lambda _: mssar.create_model("resnet8"), 32),
+        (lambda _: mssar.create_model("resnet18"), 224),
+    ],
+)
+def test_multiply_adds_are_of_images_that_the_network_is_made_for(torchvision, model, side):
+    with torch.device("meta"):
+        plan = mssar.insert(model(torchvision.models), where=nn.BatchNorm2d, dry_run=True)
+    assert plan.size == (3, side, side)
 
 
 def test_reductions(torchvision):

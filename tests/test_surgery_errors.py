@@ -30,7 +30,10 @@ def resnet(torchvision):
         ({"where": []}, "where names no modules"),
         ({"where": lambda name, module: False}, "was true for none of the"),  # noqa: ARG005
         ({"where": lambda name, module: not name}, "name a module in it"),  # noqa: ARG005
-        ({"where": 3}, "where is 'blocks', 'se', names of modules, or a function .*got 3"),
+        ({"where": lambda module: True}, r"as in lambda name, module: …; got one of \(module\)$"),  # noqa: ARG005
+        ({"where": nn.GroupNorm}, "nothing to recalibrate: this ResNet has no GroupNorm$"),
+        ({"where": int}, "a class of them, or a function of name and module; got the class int"),
+        ({"where": 3}, "where is 'blocks', 'se', names of modules, a class .*got 3"),
         ({"where": [3]}, "got 3 among the names"),
         ({"where": "se"}, "nothing to replace in this ResNet: it has no SEModule"),
         ({"init": "zero"}, "init is 'identity' or 'random'; got 'zero'"),
@@ -83,6 +86,14 @@ class Plain(nn.Module):
 
     def forward(self, x):
         return self.body(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning")
+def test_what_may_be_quantised_is_not_yet(mssar, torchvision):
+    model = torchvision.models.quantization.resnet18(num_classes=2, quantize=False)
+    with pytest.raises(ValueError, match="this QuantizableResNet: it has QuantizableBasicBlock"):
+        mssar.insert(model)
+    assert len(mssar.insert(model, where="*.bn2").entries) == 8
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")

@@ -51,13 +51,14 @@ def insert(
         scales: of every layer, as for :class:`mssar.MSSAR`; so are ``strategy`` and ``backend``.
         reduction: "auto" is 16 in blocks that end wide (bottlenecks, RegNets, ConvNeXts), else 1.
         where: "blocks"; "se", in the place of every squeeze-and-excitation; names of modules or
-            patterns of them (``"layer[34].*"``), whose maps are recalibrated; or a function of
-            name and module that says whether.
+            patterns of them (``"layer[34].*"``), whose maps are recalibrated; a class of them; or
+            a function of name and module that says whether.
         init: with "identity" the network's output does not change by the act, and the layers learn
             from the first step; with "random" they begin as in a new network.
         optimizer: gains the new parameters, matrices in the group of the weights beside them and
             vectors in that of the norms.
-        size: C, H, W of an image, to count multiply-adds and to measure with.
+        size: C, H, W of an image, to count multiply-adds and to measure with; by default what the
+            network's configuration says, else 224×224, or 32×32 after a first layer of stride 1.
         dry_run: only say what would be done.
         measure: also measure the time before and after, on the device the network is on.
 
@@ -78,29 +79,31 @@ def insert(
         again, still = map_sizes(model, chosen, other)
         if not still:
             shape, maps, uncounted = other, again, still
-    layers: dict[str, MSSAR] = {}
-    entries: list[Entry] = []
-    for name, place in chosen.items():
-        block = model.get_submodule(name)
-        few = place.reduction if reduction == "auto" else reduction
-        made = _layer(block, place, scales, strategy, few, backend)
-        layers[name] = made
-        note = "" if init == "random" else _note(place)
-        entries.append(entry(block, name, place, made, maps.get(name, []), note))
-    plan = Plan(
-        type(model).__name__, tuple(entries), layers[next(iter(layers))].scales, shape,
-        sum(p.numel() for p in model.parameters()), _macs(model, shape) if maps else None,
-        done=not dry_run, before=timed(model, shape) if measure else None, uncounted=uncounted,
-    )  # fmt: skip
-    subject = deepcopy(model) if dry_run and measure else model
-    if not dry_run or measure:
-        if optimizer is not None and not dry_run:
-            beside = {name: subject.get_submodule(name).parameters() for name in chosen}
-            optimisers.join(optimizer, [(layers[name], beside[name]) for name in chosen])
+    # What is only planned draws no numbers that the caller would miss.
+    with torch.random.fork_rng(_gpus(model), enabled=dry_run):
+        layers: dict[str, MSSAR] = {}
+        entries: list[Entry] = []
         for name, place in chosen.items():
-            put(subject, name, place, layers[name], init)
-        _carry(subject)
-    return replace(plan, after=timed(subject, shape)) if measure else plan
+            block = model.get_submodule(name)
+            few = place.reduction if reduction == "auto" else reduction
+            made = _layer(block, place, scales, strategy, few, backend)
+            layers[name] = made
+            note = "" if init == "random" else _note(place)
+            entries.append(entry(block, name, place, made, maps.get(name, []), note))
+        plan = Plan(
+            type(model).__name__, tuple(entries), layers[next(iter(layers))].scales, shape,
+            sum(p.numel() for p in model.parameters()), _macs(model, shape) if maps else None,
+            done=not dry_run, before=timed(model, shape) if measure else None, uncounted=uncounted,
+        )  # fmt: skip
+        subject = deepcopy(model) if dry_run and measure else model
+        if not dry_run or measure:
+            if optimizer is not None and not dry_run:
+                beside = {name: subject.get_submodule(name).parameters() for name in chosen}
+                optimisers.join(optimizer, [(layers[name], beside[name]) for name in chosen])
+            for name, place in chosen.items():
+                put(subject, name, place, layers[name], init)
+            _carry(subject)
+        return replace(plan, after=timed(subject, shape)) if measure else plan
 
 
 def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
@@ -226,8 +229,14 @@ def image_size(model: nn.Module, by_stem: bool = False) -> tuple[int, int, int]:
     stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     if stem is None:
         return 3, 224, 224
-    side = 32 if stem.stride == (1, 1) else 224  # small images are not made smaller at once
+    # Small images are not made smaller at once; nor are ImageNet's by torchvision's VGGs.
+    theirs = any(kind.__module__.startswith("torchvision.") for kind in type(model).__mro__)
+    side = 32 if stem.stride == (1, 1) and not theirs else 224
     return stem.in_channels, side, side
+
+
+def _gpus(model: nn.Module) -> list[torch.device]:
+    return list({p.device for p in model.parameters() if p.device.type == "cuda"})
 
 
 def _macs(model: nn.Module, shape: tuple[int, int, int]) -> int:
@@ -293,7 +302,9 @@ def _require_whole(model: nn.Module) -> None:
         origin = type(module).__module__
         if origin.startswith(("torch._dynamo", "torch.nn.parallel", "torch.distributed")):
             raise ValueError(f"insert into the network before {type(module).__name__} wraps it")
-        if origin.startswith(("torch.ao.nn.", "torch.nn.quantized")):
+        # A FloatFunctional adds what may be quantised some day.
+        quantised = origin.startswith(("torch.ao.nn.", "torch.nn.quantized"))
+        if quantised and type(module).__name__ != "FloatFunctional":
             raise ValueError(f"{name!r} is a quantised {type(module).__name__}: insert before that")
         if any(isinstance(t, UninitializedParameter) for t in module.parameters(recurse=False)):
             raise ValueError(f"{name!r} is not initialised yet: run the network once before")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from inspect import signature
 from typing import TypeAlias
 
 from torch import nn
@@ -18,10 +19,12 @@ from mssar.surgery.families import (
     wrapped,
 )
 
-Where: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
+Where: TypeAlias = str | Iterable[str] | type[nn.Module] | Callable[[str, nn.Module], bool]
 Found: TypeAlias = dict[str, Place]
 FEW = 5
-ASKED = "where is 'blocks', 'se', names of modules, or a function of name and module"
+ASKED = (
+    "where is 'blocks', 'se', names of modules, a class of them, or a function of name and module"
+)
 
 
 def places(model: nn.Module, where: Where) -> Found:
@@ -40,7 +43,12 @@ def places(model: nn.Module, where: Where) -> Found:
             return squeezes
         kinds = ", ".join(name.rpartition(".")[2] for name in SQUEEZES)
         raise ValueError(f"nothing to replace in this {kind}: it has no {kinds}")
-    if callable(where):
+    if isinstance(where, type):
+        names = [n for n, m in modules.items() if n and isinstance(m, _module_class(where))]
+        if not names:
+            raise ValueError(f"nothing to recalibrate: this {kind} has no {where.__name__}")
+    elif callable(where):
+        _require_two(where)
         names = [name for name, module in modules.items() if where(name, module)]
         if not names:
             raise ValueError(
@@ -57,6 +65,23 @@ def places(model: nn.Module, where: Where) -> Found:
             if other.startswith(f"{name}.") or (not name and other):
                 raise ValueError(f"{other!r} lies in {name or 'the network'!r}; name one of them")
     return chosen
+
+
+def _module_class(kind: type) -> type[nn.Module]:
+    if not issubclass(kind, nn.Module):
+        raise ValueError(f"{ASKED}; got the class {kind.__name__}")
+    return kind
+
+
+def _require_two(where: Callable[..., object]) -> None:
+    try:
+        taken = signature(where)
+    except (TypeError, ValueError):  # some of C have none
+        return
+    try:
+        taken.bind("name", "module")
+    except TypeError:
+        raise ValueError(f"{ASKED}, as in lambda name, module: …; got one of {taken}") from None
 
 
 def _all(modules: dict[str, nn.Module], find: Callable[[nn.Module], Place | None]) -> Found:
