@@ -334,14 +334,16 @@ def test_colours_can_be_said():
 
 def test_from_the_command_line_to_a_file_for_others(weights):
     words = ("--weights", str(weights), "--insert", "--ema", "0.5", *ON, *SMALL)
-    run("train", "--from", NET, *words)
+    table = run("train", "--from", NET, *words)
     record = last_record()
+    assert f" {record.error:.2f}% " in table
+    assert table.count("%") == 1  # nothing is not among the first five of two
     folder = folder_of(record)
     assert record.run["weights"] == {"file": weights.name, "sha256": initial.digest(weights)}
     assert record.run["recipe"]["name"] == "finetune"
     assert record.run["recipe"]["warmup"] == 0.1  # of 2 epochs, what 1 is of 20
     assert record.run["normalisation"] == {"mean": [0.5] * 3, "std": [0.5] * 3}
-    assert f"error {record.error:.2f}%" in run("eval", str(folder), *ON[2:])
+    assert f"error {record.error:.2f}%, loss" in run("eval", str(folder), *ON[2:])
     run("weights", str(folder), "out.safetensors", *ON[2:])
     assert f"error {record.error:.2f}%" in run("eval", "out.safetensors", *ON[2:])
     with safetensors.safe_open("out.safetensors", framework="pt") as file:

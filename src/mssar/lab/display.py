@@ -221,7 +221,7 @@ def results(records: Sequence[Record], width: int = WIDE) -> Table:
             str(run["seed"]),
             f"{record.error:.2f}%",
             "" if base is None else f"{record.error - base:+.2f}",
-            f"{record.error5:.2f}%",
+            f"{record.error5:.2f}%" if record.data["classes"] > 5 else "",  # none could be wrong
             *([f"{record.params:,}", f"{record.macs:,}"] if counts else []),
             duration(record.seconds),
         )

@@ -52,10 +52,8 @@ def evaluate(
         return
     out = console()
     out.print(f"{chosen.run.label}, {found.name}, {at}", markup=False, highlight=False)
-    out.print(
-        f"error {score.error:.2f}%, top-5 {score.error5:.2f}%, loss {score.loss:.4f}",
-        highlight=False,
-    )
+    five = f"top-5 {score.error5:.2f}%, " if chosen.classes > 5 else ""  # else none could be wrong
+    out.print(f"error {score.error:.2f}%, {five}loss {score.loss:.4f}", highlight=False)
     if by_class:
         table = Table("class", box=box.SIMPLE_HEAD)
         table.add_column("error", justify="right")
