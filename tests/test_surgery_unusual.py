@@ -178,7 +178,7 @@ def test_maps_are_what_modules_say():
     model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 3), nn.PixelShuffle(2)), nn.Flatten())
     with pytest.raises(ValueError, match="'0' makes 1×2×12×12, and no map of 8 channels"):
         mssar.insert(model, where=["0"], size=(3, 8, 8))
-    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192))
+    model = nn.Sequential(nn.Flatten(), nn.GroupNorm(2, 192))
     with pytest.raises(ValueError, match="'1' makes 1×192, and no map of 192 channels"):
         mssar.insert(model, where=["1"], size=(3, 8, 8))
 
