@@ -37,7 +37,7 @@ from mssar.surgery import foreign, initial
 
 Data: TypeAlias = Arrays | Folder
 Colours: TypeAlias = tuple[float, float, float]
-LONGEST = 100  # characters of a network's name, and of its options, in that of a folder: 255 at most
+LONGEST = 100  # characters of a network's name, and of its options, in a folder's (255 at most)
 PHOTOGRAPHS = ("imagefolder", "ilsvrc2012")
 PLACES = "blocks"  # where layers are inserted, where nobody says
 GENERATOR = threading.RLock()  # held by whoever seeds torch's own; runs may be side by side
