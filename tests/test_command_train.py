@@ -92,6 +92,17 @@ def test_every_combination_is_a_run_and_a_record():
     assert f"{found[1].error - found[0].error:+.2f}" in said
 
 
+def test_several_data_sets_a_seed_of_each_before_the_next():
+    run("train", "resnet8", "--dataset", "cifar10,arrangements", "--seed", "1,0", *SHORT)
+    found = [(r.run["seed"], r.run["dataset"], r.run["recipe"]["name"]) for r in made()]
+    assert found == [
+        (1, "cifar10", "cifar_resnet"),
+        (1, "arrangements", "demo"),
+        (0, "cifar10", "cifar_resnet"),
+        (0, "arrangements", "demo"),
+    ]
+
+
 def test_what_is_there_is_neither_trained_again_nor_thrown_away_unasked(capsys, monkeypatch):
     words = ("train", "resnet8", "--dataset", "cifar10", *SHORT)
     run(*words)

@@ -82,7 +82,13 @@ def train(
             show_default=False,
         ),
     ] = None,
-    dataset: opt.Dataset = "arrangements",
+    dataset: Annotated[
+        str,
+        typer.Option(
+            help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012; several: "
+            "cifar10,cifar100."
+        ),
+    ] = "arrangements",
     seed: Annotated[str, typer.Option(help="One, or several: 0,1,2.")] = "0",
     options: opt.Network,
     recipe: Annotated[
@@ -126,17 +132,24 @@ def train(
     if where is not None:
         options = {**options, "where": parse.places(where)}
     kinds = "mssar" if insert else "none" if recalibration is None else recalibration
-    asked = combinations(
-        nets,
-        kinds.split(","),
-        options,
-        dataset,
-        parse.integers("seed", seed, "0,1,2"),
-        recipe,
-        changes,
-        {net: initial(weights, net, runs if resume else None) for net in nets},
-        {net: colours(mean, std, net, dataset) for net in nets},
-    )
+    seeds = parse.integers("seed", seed, "0,1,2")
+    begun = {net: initial(weights, net, runs if resume else None) for net in nets}
+    asked = [
+        run
+        for name in dict.fromkeys(dataset.split(","))
+        for run in combinations(
+            nets,
+            kinds.split(","),
+            options,
+            name,
+            seeds,
+            recipe,
+            changes,
+            begun,
+            {net: colours(mean, std, net, name) for net in nets},
+        )
+    ]
+    asked.sort(key=lambda run: seeds.index(run.seed))  # a seed of everything before the next
     submission.check()
     if submission.submit and restart:
         raise ValueError("--restart is for this process alone; with --submit name other --runs")
