@@ -15,7 +15,6 @@ from test_cli import fail
 from test_finetune import ON, SMALL, _tree, folder_of, last_record, pytestmark, run
 
 import mssar
-from mssar.lab.run import Run
 from mssar.networks import hub
 from mssar.surgery import foreign
 
@@ -43,7 +42,6 @@ def published() -> dict[str, torch.Tensor]:
     Path("published").mkdir()
     Path("published/config.json").write_text(json.dumps(config))
     safetensors.torch.save_file(state, "published/model.safetensors")
-    foreign._describe_elsewhere.cache_clear()
     return state
 
 
@@ -52,23 +50,44 @@ def test_a_folder_of_timm_s_is_trained_and_shared(published):
     run("train", "--from", NET, *words)
     record = last_record()
     folder = folder_of(record)
-    assert folder.name.startswith("imagefolder-timm-local-dir-published-mssar-")
-    assert record.run["network"] == record.run["weights"]["file"] == NET
+    assert folder.name.startswith("imagefolder-timm-test_resnet-mssar-")
+    assert record.run["network"] == "timm:test_resnet"
+    assert record.run["weights"]["file"] == NET
     assert record.run["normalisation"] == {"mean": [0.4] * 3, "std": [0.3] * 3}
     found = learnt(folder)["model.conv1.0.weight"]
     torch.testing.assert_close(found, published["conv1.0.weight"])
+    Path("published").rename("gone")  # a run needs it no more
     run("eval", str(folder), *ON[2:])
     run("weights", str(folder), "shared", *ON[2:])
     config = json.loads(Path("shared/config.json").read_text())
-    assert (config["network"], config["source"]) == ("timm:test_resnet", NET)
+    assert config["network"] == "timm:test_resnet"
     assert mssar.from_pretrained("shared").fc.out_features == 2
 
 
 def test_where_a_network_lies_is_not_told(published, tmp_path):
-    net = foreign.build(f"timm:local-dir:{tmp_path}/published", "mssar")
-    config = mssar.save_pretrained(net, "a", name=f"timm:local-dir:{tmp_path}/published")
+    """Neither in a folder to share nor in what is in its file."""
+    there = f"timm:local-dir:{tmp_path}/published"
+    timm = pytest.importorskip("timm")
+    net = timm.create_model(there.removeprefix("timm:"), pretrained=True)
+    assert net.state_dict().keys() == published.keys()
+    mssar.insert(net)
+    config = mssar.save_pretrained(net, "a", name=there)
     assert json.loads((config / "config.json").read_text())["source"] == NET
-    assert published.keys() <= net.state_dict().keys()
+    run("train", "--from", there, "--weights", "pretrained", *ON, *SMALL)
+    run("weights", str(folder_of(last_record())), "b", *ON[2:])
+    for file in (*Path("a").iterdir(), *Path("b").iterdir()):
+        assert str(tmp_path).encode() not in file.read_bytes(), file
+
+
+def test_arguments_of_its_own_and_two_of_one_kind_are_refused(published, capsys, monkeypatch):
+    both = fail(capsys, monkeypatch, "train", NET, "timm:test_resnet", *ON, *SMALL)
+    assert f"{NET} and timm:test_resnet are both timm:test_resnet: train one at a time" in both
+    file = Path("published/config.json")
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"model_args": {"stem_width": 24}}))
+    line = fail(capsys, monkeypatch, "train", NET, *ON, *SMALL)
+    assert "local-dir:published is a test_resnet with arguments of its own" in line
+    assert published
 
 
 def test_names_of_the_hub_are_passed_on(published, monkeypatch):
@@ -80,17 +99,13 @@ def test_names_of_the_hub_are_passed_on(published, monkeypatch):
         return create(name.replace("hf-hub:me/net", "local-dir:published"), **options)
 
     monkeypatch.setattr(timm, "create_model", bring)
-    chosen = foreign.architecture("timm:hf-hub:me/net")
+    before = torch.random.get_rng_state()
+    chosen = foreign.elsewhere("timm:hf-hub:me/net")  # it is built, to be looked at
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert chosen.name == "test_resnet"
     assert (chosen.num_classes, chosen.size, chosen.mean) == (5, (3, 32, 32), (0.4, 0.4, 0.4))
     assert foreign.pretrained("timm:hf-hub:me/net").keys() == published.keys()
-    assert asked == ["hf-hub:me/net"] * 2
-    name = Run("timm:hf-hub:me/net", "mssar").name
-    assert name.startswith("arrangements-timm-hf-hub-me-net-mssar-")
-    assert len(Run(f"timm:local-dir:{'/long' * 100}").name) < 200
-    foreign._describe_elsewhere.cache_clear()
-    before = torch.random.get_rng_state()
-    foreign.architecture("timm:hf-hub:me/net")  # it is built, to be looked at
-    assert torch.equal(torch.random.get_rng_state(), before)
+    assert asked == ["hf-hub:me/net", "test_resnet", "hf-hub:me/net"]
 
 
 @pytest.mark.parametrize(
@@ -149,12 +164,11 @@ def test_without_a_connection_there_is_one_line(noise, monkeypatch, net):
     pytest.importorskip("huggingface_hub", reason="needs the extra hub")
     timm = pytest.importorskip("timm")
     monkeypatch.setattr(timm, "create_model", unreachable)
-    foreign._describe_elsewhere.cache_clear()
     with pytest.raises(ValueError, match=r"no connection \(\[Errno -2\] Name or") as caught:
         foreign.pretrained(net)
     assert noise == []
     line = str(caught.value)
-    assert line.endswith(")" if "hub" in net else "not known); a file of weights needs none")
+    assert line.endswith("not known); a file of weights needs none")
 
 
 def test_messages_of_others_are_cut_between_words():

@@ -15,19 +15,25 @@ from torch import nn
 from torch.testing import assert_close
 
 import mssar
+from mssar.lab.engine.evaluate import trained
+from mssar.lab.recipes import FINETUNE
+from mssar.lab.run import Run
 from mssar.networks import CifarResNet
 from mssar.networks.sharing import CARD, CONFIG, WEIGHTS
+from mssar.networks.weights import NOTE
 from mssar.surgery import foreign
 from mssar.surgery.ends import InPlace
 from mssar.surgery.insertion import holders
 
-pytest.importorskip("safetensors", reason="needs the extra hub")
+safetensors = pytest.importorskip("safetensors.torch", reason="needs the extra hub")
+
 pytestmark = [
     pytest.mark.usefixtures("torchvision"),
     pytest.mark.skipif(not find_spec("timm"), reason="needs the extra timm"),
 ]
 EXACT = {"rtol": 0, "atol": 0}
 NET = "torchvision:mobilenet_v3_small"
+ROOM = r" has [\d,]+ numbers, and here are [\d,]+"
 
 
 def moved(name: str, classes: int = 3, **arguments: Any) -> nn.Module:
@@ -198,13 +204,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory, torchvision: object) -> Pat
         ("network", 3, "a network has a name; got 3"),
         ("network", "timm:local-dir:/etc", "'timm:local-dir:/etc' is no network of timm's own"),
         ("network", "timm:hf-hub:a/b", "'timm:hf-hub:a/b' is no network of timm's own"),
-        ("network", "torchvision:resnet18", "lies in|no module|was true for none|does not fit"),
+        ("network", "torchvision:resnet18", "torchvision:resnet18 has 11,.* numbers, and here are"),
+        ("network", "torchvision:squeezenet1_1", "a ReLU does not say how many channels"),
         ("arguments", [], "arguments is a mapping; got list"),
         ("arguments", {"weights": "DEFAULT"}, "is shared with num_classes, .*; not 'weights'"),
-        ("arguments", {"num_classes": 10**9}, "num_classes is 1000000000, and no tensor"),
+        ("arguments", {"num_classes": 10**9}, "numbers, and here are"),
         ("arguments", {"num_classes": "3"}, "num_classes is a whole number; got '3'"),
         ("arguments", {"dropout": [1]}, r"dropout is a number or a word; got \[1\]"),
-        ("arguments", {}, "model.safetensors does not fit config.json: .*mismatch"),
+        ("arguments", {}, "torchvision:.* has [0-9,]+ numbers, and here are [0-9,]+$"),
+        ("arguments", {"num_classes": 2}, "model.safetensors does not fit config.json: .*mismatch"),
         ("options", {"optimizer": None}, "insert is told scales, .*; not 'optimizer'"),
         ("options", {"where": ["nowhere"]}, "was true for none of the"),
         ("options", {"scales": [1]}, "does not fit config.json"),
@@ -222,6 +230,75 @@ def test_a_configuration_that_was_tampered_with_is_one_line(tmp_path, folder, ke
         mssar.from_pretrained(tmp_path)
     assert len(str(caught.value).splitlines()) == 1
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "tensors"),
+    [
+        ("timm:vit_7b_patch16_dinov3", {}, {"a": torch.zeros(3)}),
+        ("timm:test_resnet", {"num_classes": 400_000}, {"a": torch.zeros(0, 400_000)}),
+        ("timm:test_resnet", {"in_chans": 10**8}, {"a": torch.zeros(0, 10**8)}),
+        ("torchvision:regnet_y_128gf", {"num_classes": 10**7}, {"a": torch.zeros(3)}),
+        ("torchvision:vit_h_14", {}, {"a": torch.zeros(10**6, dtype=torch.int8)}),
+    ],
+)
+def test_a_few_bytes_cannot_ask_for_gigabytes(tmp_path, name, arguments, tensors):
+    config = {"library": "mssar", "network": name, "recalibration": "none", "options": {}}
+    (tmp_path / CONFIG).write_text(json.dumps(config | {"arguments": arguments}))
+    safetensors.save_file(tensors, tmp_path / WEIGHTS)
+    with pytest.raises(ValueError, match=name + ROOM):
+        mssar.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["timm:vit_7b_patch16_dinov3", "torchvision:regnet_y_128gf"])
+def test_nor_can_those_of_a_file_s_note(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(Run, "build", None)
+    run = Run(name, dataset="imagefolder", recipe=FINETUNE).as_dict()
+    note = {"run": run, "data": "", "epoch": 1, "record": "", "network": name, "options": {}}
+    note |= {"recalibration": "none", "classes": ["a", "b", "c"], "size": [3, 32, 32]}
+    note |= {"mean": [0.5] * 3, "std": [0.5] * 3}
+    file = tmp_path / "net.safetensors"
+    safetensors.save_file({"a": torch.zeros(3)}, file, {NOTE: json.dumps(note)})
+    with pytest.raises(ValueError, match=name + ROOM):
+        trained(file)
+
+
+def test_no_file_makes_anybody_ask_the_hub(monkeypatch):
+    timm = pytest.importorskip("timm")
+    monkeypatch.setattr(timm, "create_model", None)
+    for place in ("hf-hub:me/net", "local-dir:/etc"):
+        with pytest.raises(ValueError, match=f"{place} says where a network lies"):
+            foreign.build(f"timm:{place}")
+
+
+def test_norms_that_were_named_travel_with_their_own_reduction(tmp_path):
+    """Beside known blocks, whose usual one is another."""
+    pytest.importorskip("timm")
+    net = foreign.bare("timm:efficientnet_b0", 3)
+    mssar.insert(net, where="*.bn3")
+    found = {layer.reduction for layer in net.modules() if isinstance(layer, mssar.MSSAR)}
+    assert len(found) == 2
+    mssar.save_pretrained(net, tmp_path / "net")
+    again = mssar.from_pretrained(tmp_path / "net")
+    x = torch.randn(1, 3, 64, 64)
+    assert_close(again(x), net.eval()(x), **EXACT)
+
+
+def test_what_is_no_network_no_option_or_no_number_is_one_line(tmp_path, unchecked):
+    net = moved(NET)
+    with pytest.raises(ValueError, match="model is a network; got a int"):
+        unchecked.save_pretrained(3, tmp_path)
+    with pytest.raises(ValueError, match="arguments is a mapping; got list"):
+        unchecked.save_pretrained(net, tmp_path, name=NET, arguments=[1])
+    with pytest.raises(ValueError, match=r"source is a folder, or owner/name; got a NoneType"):
+        unchecked.from_pretrained(None)
+    for save in (mssar.save_pretrained, CifarResNet.save_pretrained):
+        with pytest.raises(ValueError, match="'reop_id' is an option of push_to_hub=True, if"):
+            save(mssar.create_model("resnet8"), tmp_path, reop_id="x")
+    net.classifier[-1].bias.data[0] = torch.nan
+    with pytest.raises(ValueError, match=r"this network: 'classifier.*bias' has numbers that are"):
+        mssar.save_pretrained(net, tmp_path, name=NET)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_that_is_spoilt_or_gone_is_one_line(tmp_path, folder):

@@ -50,6 +50,7 @@ class Initial:
     file: str  # its name, or that of a network whose library has them
     sha256: str
     path: Path | None = field(default=None, compare=False)  # None for a library's, or not known
+    source: str | None = field(default=None, compare=False)  # of a library's, where timm finds them
 
     @classmethod
     def of(cls, path: Path) -> Initial:
@@ -62,7 +63,11 @@ class Initial:
         """They themselves, if they are still what they were."""
         if self.path is None and not foreign.is_foreign(self.file):
             raise ValueError(f"this run begins with {self.file}: name that file with --weights")
-        found = foreign.pretrained(self.file) if self.path is None else initial.read(self.path)
+        found = (
+            foreign.pretrained(self.source or self.file)
+            if self.path is None
+            else initial.read(self.path)
+        )
         now = initial.digest_of(found) if self.path is None else initial.digest(self.path)
         if now != self.sha256:
             raise ValueError(f"{self.path or self.file} is not what it was: its SHA-256 is {now}")
@@ -217,11 +222,16 @@ def _bytes(colours: Colours) -> Colours:
     return red, green, blue
 
 
-def usual_normalisation(network: str, dataset: str) -> Normalisation | None:
-    """That of the network, for photographs, if it is not ImageNet's; None otherwise."""
+def usual_normalisation(
+    network: str, dataset: str, found: foreign.Foreign | None = None
+) -> Normalisation | None:
+    """That of the network, for photographs, if it is not ImageNet's; None otherwise.
+
+    ``found`` is what is known of it where it lies, instead of what its library says.
+    """
     if not foreign.is_foreign(network) or dataset not in PHOTOGRAPHS:
         return None
-    chosen = foreign.architecture(network)
+    chosen = found or foreign.architecture(network)
     assert isinstance(chosen, foreign.Foreign)
     same = (chosen.mean, chosen.std) == foreign.IMAGENET
     return None if same else Normalisation(chosen.mean, chosen.std)

@@ -48,10 +48,12 @@ def save_pretrained(
         repo_id: its name on the Hub, for the card; the folder's name by default.
         push_to_hub: whether to put it there, too; ``how`` are options of :func:`push_to_hub`.
     """
+    require_pushed(push_to_hub, how)
     place, config, found = Path(folder), config_of(model), recorded(record)
-    write(place, config, contents(model), found, repo_id or place.name)
+    content = contents(model)
+    write(place, config, content, found, repo_id or place.name)
     if push_to_hub:
-        push(repo_id or place.name, config, contents(model), found, **how)
+        push(repo_id or place.name, config, content, found, **how)
     return place
 
 
@@ -98,8 +100,15 @@ def contents(model: nn.Module) -> bytes:
     """A network's state as a file."""
     safetensors = needed("safetensors.torch", "save_pretrained")
     state = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    require_finite(state, "this network")
     made: bytes = safetensors.save(state, {"format": "pt"})
     return made
+
+
+def require_pushed(pushed: bool, how: Mapping[str, Any]) -> None:
+    """That options of pushing are given where that is done."""
+    if how and not pushed:
+        raise ValueError(f"{next(iter(how))!r} is an option of push_to_hub=True, if it is any")
 
 
 def write(
@@ -175,6 +184,8 @@ def opened(
         revision, token, cache_dir, local_files_only, force_download: of the Hub's download.
     """
     needed("safetensors.torch", "from_pretrained")
+    if not isinstance(source, str | os.PathLike):
+        raise ValueError(f"source is a folder, or owner/name; got a {type(source).__name__}")
     place = Path(source)
     if not place.is_dir():
         place = _fetched(

@@ -1,7 +1,8 @@
-"""Networks by name, other libraries' too: ``timm:resnet50``, ``torchvision:mobilenet_v2``, and what
-timm makes of the Hub, ``timm:hf-hub:OWNER/NAME``.
+"""Networks by name, other libraries' too: ``timm:resnet50``, ``torchvision:mobilenet_v2``.
 
-A library is imported when one of its networks is asked for, not before.
+A library is imported when one of its networks is asked for, not before. What timm makes of the Hub,
+``timm:hf-hub:OWNER/NAME``, has one of timm's own names as well, and that is what files say of it:
+no file makes anybody ask the Hub.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mssar.extras import advice
 from mssar.networks import registry
@@ -54,6 +55,11 @@ class Foreign:
 def is_foreign(name: object) -> bool:
     """Whether a name says which library a network is from."""
     return isinstance(name, str) and ":" in name
+
+
+def is_elsewhere(name: object) -> bool:
+    """Whether a name says where timm finds a network: on the Hub, or in a folder."""
+    return isinstance(name, str) and name.startswith("timm:") and ":" in name[5:]
 
 
 def architecture(name: str) -> Architecture | Foreign:
@@ -144,7 +150,8 @@ def pretrained(name: str) -> dict[str, Tensor]:
     if not is_foreign(name):
         raise ValueError(f"pretrained weights are those of another library; {name} needs a file")
     library, short = require_library(name)
-    _ = architecture(name)  # a name that is not there is another mistake
+    if not is_elsewhere(name):
+        _ = architecture(name)  # a name that is not there is another mistake
     module = imported(library)
     try:
         with _tensors_alone(), quiet():
@@ -218,6 +225,34 @@ def bare(name: str, num_classes: int | None = None, **arguments: Any) -> nn.Modu
     return made
 
 
+class _Hollow(TorchFunctionMode):
+    """Parameters take no memory. All of ``torch.device("meta")`` would be too much: torchvision's
+    RegNets compute their widths with tensors."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty and kwargs.get("device") is None:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def hollow(name: str, num_classes: int | None = None, **arguments: Any) -> nn.Module:
+    """As :func:`bare`, but to look at: its parameters take no memory."""
+    with torch.random.fork_rng(devices=[]), _Hollow():
+        return bare(name, num_classes, **arguments)
+
+
+def require_room(name: str, tensors: Mapping[str, Tensor], **arguments: Any) -> None:
+    """That a network has no more numbers than the tensors that are to fill it: a few bytes must not
+    make anybody build a network of gigabytes."""
+    needed = sum(t.numel() for t in hollow(name, **arguments).state_dict().values())
+    there = sum(t.numel() for t in tensors.values())
+    if needed > there:
+        raise ValueError(f"{name} has {needed:,} numbers, and here are {there:,}")
+
+
 def _as_in_keras(model: Any) -> None:
     """The stride of a stage in its first 1×1 convolution, and another eps."""
     for stage in (model.layer2, model.layer3, model.layer4):
@@ -230,7 +265,7 @@ def _as_in_keras(model: Any) -> None:
 def _describe_timm(short: str) -> Foreign:
     timm = imported("timm")
     if ":" in short:
-        return _describe_elsewhere(short)
+        raise ValueError(f"{short} says where a network lies, which `mssar train --from` takes")
     if "/" in short:
         raise ValueError(f"timm has no network {short!r}; one of the Hub is timm:hf-hub:{short}")
     if not timm.is_model(short):
@@ -248,21 +283,26 @@ def _describe_timm(short: str) -> Foreign:
     )
 
 
-@lru_cache
-def _describe_elsewhere(short: str) -> Foreign:
-    """Of ``hf-hub:OWNER/NAME`` or ``local-dir:FOLDER``, whose configuration timm reads."""
-    timm = imported("timm")
+def elsewhere(name: str) -> Foreign:
+    """Of ``timm:hf-hub:OWNER/NAME`` or ``timm:local-dir:FOLDER``, whose configuration timm reads:
+    what it is by a name of timm's own."""
+    timm, short = imported("timm"), name.removeprefix("timm:")
     try:
-        # Whether it was asked before must not show in numbers that are drawn afterwards.
-        with torch.device("cpu"), torch.random.fork_rng(devices=[]), quiet():
-            found = timm.create_model(short, pretrained=False).pretrained_cfg
+        with torch.random.fork_rng(devices=[]), quiet(), _Hollow():
+            made = timm.create_model(short, pretrained=False)
+        found = made.pretrained_cfg
         (channels, height, width), mean, std = found["input_size"], found["mean"], found["std"]
-        count = found["num_classes"]
+        own, count = found["architecture"], found["num_classes"]
     except KeyError as error:
         raise ValueError(f"timm cannot make {short}: its configuration has no {error}") from None
     except Exception as error:  # of a network, a disk, a hub, a file; whatever it is, one line
         raise ValueError(f"timm cannot make {short}: {trouble(error)}") from None
-    return Foreign("timm", short, count, (channels, height, width), tuple(mean), tuple(std))
+    usual = hollow(f"timm:{own}", made.num_classes).state_dict()
+    if {n: t.shape for n, t in made.state_dict().items()} != {n: t.shape for n, t in usual.items()}:
+        raise ValueError(
+            f"{short} is a {own} with arguments of its own, which no record could name"
+        )
+    return Foreign("timm", own, count, (channels, height, width), tuple(mean), tuple(std))
 
 
 def _describe_torchvision(short: str) -> Foreign:

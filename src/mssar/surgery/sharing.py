@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mssar.layer import MSSAR
 from mssar.networks import sharing
@@ -65,6 +65,7 @@ def save_pretrained(
         repo_id: its name on the Hub, for the card; the folder's name by default.
         push_to_hub: whether to put it there, too; ``how`` are options of :func:`push_to_hub`.
     """
+    sharing.require_pushed(push_to_hub, how)
     place, found = Path(folder), sharing.recorded(record)
     config, content = described(model, found, name, arguments), sharing.contents(model)
     sharing.write(place, config, content, found, repo_id or place.name)
@@ -114,7 +115,8 @@ def from_pretrained(source: Place, **how: Any) -> nn.Module:
         found = sharing.weights_of(place)
         require_finite(found.tensors, sharing.WEIGHTS)
     try:
-        _require_arguments(config["network"], config["arguments"], found.tensors)
+        _require_arguments(config["network"], config["arguments"])
+        foreign.require_room(config["network"], found.tensors, **config["arguments"])
         made = foreign.bare(config["network"], **config["arguments"])
         if config["recalibration"] != "none":
             insert(made, **_told(config["options"]))
@@ -133,17 +135,23 @@ def described(
     arguments: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The configuration that a network can be made from again; a ValueError where there is none."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a network; got a {type(model).__name__}")
     held = holders(model)
     if isinstance(model, Classifier) and not held:
         return sharing.config_of(model)
     origin = model.origin if isinstance(model, Classifier) else None
-    said = name or (_said(record) if origin is None else origin["network"]) or _known(model)
+    said = (
+        name or (_said(record, "network") if origin is None else origin["network"]) or _known(model)
+    )
     if said is None:
         raise ValueError(
             f"name is what this {type(model).__name__} was made by, as in "
             "name='torchvision:resnet18' or 'timm:resnet50'; none was given"
         )
     network = _own_name(model, said)
+    if not isinstance(arguments, Mapping | None):
+        raise ValueError(f"arguments is a mapping; got {type(arguments).__name__}")
     given = dict(arguments or {})
     if origin is not None:
         given = {"in_chans": origin["in_chans"], **given}
@@ -161,7 +169,7 @@ def described(
             f"{different}"
         )
     kind = "mssar" if held else "none"
-    if options.get("scales") == [1] and record is not None and _kind(record) == "se":
+    if options.get("scales") == [1] and _said(record, "recalibration") == "se":
         kind = "se"
     config = {"library": "mssar", "network": network, "recalibration": kind, "options": options}
     if said != network:
@@ -180,9 +188,7 @@ def _inserted(model: nn.Module, held: Mapping[str, Holder], plain: nn.Module) ->
         )
     where: str | list[str] = "se"
     if not any(isinstance(holder, InPlace) for holder in held.values()):
-        places = {name: known(module) for name, module in plain.named_modules()}
-        blocks = {place.target(name): name for name, place in places.items() if place is not None}
-        where = [blocks.get(name, name) for name in held]
+        where = _places(held, plain)
     return {
         "scales": list(first.scales),
         "strategy": first.strategy,
@@ -190,6 +196,19 @@ def _inserted(model: nn.Module, held: Mapping[str, Holder], plain: nn.Module) ->
         "where": where,
         "init": "identity" if any(map(_born, held.values())) else "random",
     }
+
+
+def _places(held: Mapping[str, Holder], plain: nn.Module) -> list[str]:
+    """Blocks by their names where ``reduction="auto"`` gives the same there, else their modules."""
+    blocks = {}
+    for name, module in plain.named_modules():
+        if (place := known(module)) is not None:
+            blocks[place.target(name)] = name, place.reduction
+    found = []
+    for target, holder in held.items():
+        block, usual = blocks.get(target, (target, None))
+        found.append(block if usual == holder.recalibrate.reduction else target)
+    return found
 
 
 def _born(holder: Holder) -> bool:
@@ -209,10 +228,8 @@ def _told(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _require_arguments(
-    network: Any, arguments: Any, tensors: Mapping[str, Tensor] | None = None
-) -> None:
-    """Known, plain, and where there are weights no larger than these are."""
+def _require_arguments(network: Any, arguments: Any) -> None:
+    """Known and plain."""
     taken = ARGUMENTS[_library(network)]
     if not isinstance(arguments, Mapping):
         raise ValueError(f"arguments is a mapping; got {type(arguments).__name__}")
@@ -223,9 +240,6 @@ def _require_arguments(
             raise ValueError(f"{name} is a number or a word; got {value!r:.60}")
         if name in SIZES and (type(value) is not int or value < 0):
             raise ValueError(f"{name} is a whole number; got {value!r:.60}")
-        held = tensors is None or any(value in t.shape for t in tensors.values())
-        if name in SIZES and value and not held:
-            raise ValueError(f"{name} is {value}, and no tensor of the weights has so many")
 
 
 def _library(network: Any) -> str:
@@ -240,14 +254,10 @@ def _library(network: Any) -> str:
     return library
 
 
-def _said(record: Mapping[str, Any] | None) -> str | None:
+def _said(record: Mapping[str, Any] | None, what: str) -> Any:
+    """Of a record's run."""
     run = None if record is None else record.get("run")
-    return run.get("network") if isinstance(run, Mapping) else None
-
-
-def _kind(record: Mapping[str, Any]) -> object:
-    run = record.get("run")
-    return run.get("recalibration") if isinstance(run, Mapping) else None
+    return run.get(what) if isinstance(run, Mapping) else None
 
 
 def _known(model: nn.Module) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mssar.lab.engine import checkpoint
 from mssar.lab.run import PHOTOGRAPHS, Colours, Initial, Normalisation, usual_normalisation
+from mssar.networks.card import public
 from mssar.networks.weights import PICKLES, located
 from mssar.networks.weights import PRETRAINED as OURS
 from mssar.surgery import foreign
@@ -19,8 +20,23 @@ HUB = re.compile(  # owner/name, if it does not end as a file does
 )
 
 
-def initial(words: str | None, network: str, runs: Path | None) -> Initial | None:
-    """What ``--weights`` names, for a network.
+def settled(nets: list[str]) -> dict[str, tuple[str, foreign.Foreign | None]]:
+    """Networks by names that a record may have; what a user said, and what lies there if that says
+    where timm finds it."""
+    found: dict[str, tuple[str, foreign.Foreign | None]] = {}
+    for net in dict.fromkeys(nets):
+        there = foreign.elsewhere(net) if foreign.is_elsewhere(net) else None
+        name = net if there is None else f"timm:{there.name}"
+        if name in found:
+            raise ValueError(f"{found[name][0]} and {net} are both {name}: train one at a time")
+        found[name] = net, there
+    return found
+
+
+def initial(
+    words: str | None, network: str, runs: Path | None, said: str | None = None
+) -> Initial | None:
+    """What ``--weights`` names, for a network; ``said`` is how a user named that.
 
     A run that is gone on with has its weights in its checkpoint: where the file is gone, its
     SHA-256 is that of a run of the same file's name among ``runs``.
@@ -28,10 +44,11 @@ def initial(words: str | None, network: str, runs: Path | None) -> Initial | Non
     if words is None:
         return None
     path = None if words == PRETRAINED else located(words)
-    name = network if path is None else path.name
+    source = said or network
+    name = public(source) if path is None else path.name
     try:
         if path is None:
-            return Initial(name, digest_of(foreign.pretrained(network)))
+            return Initial(name, digest_of(foreign.pretrained(source)), source=source)
         if not path.is_file():
             if found := HUB.fullmatch(words):
                 raise ValueError(
@@ -68,10 +85,16 @@ def _known(runs: Path, network: str, file: str) -> dict[str, Path]:
     return found
 
 
-def colours(mean: str | None, std: str | None, network: str, dataset: str) -> Normalisation | None:
+def colours(
+    mean: str | None,
+    std: str | None,
+    network: str,
+    dataset: str,
+    found: foreign.Foreign | None = None,
+) -> Normalisation | None:
     """What ``--mean`` and ``--std`` say, else what is usual; None where that is the data set's."""
     if mean is None and std is None:
-        return usual_normalisation(network, dataset)
+        return usual_normalisation(network, dataset, found)
     if mean is None or std is None:
         raise ValueError("--mean and --std belong together; give both")
     if dataset not in PHOTOGRAPHS:

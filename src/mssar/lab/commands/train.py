@@ -119,7 +119,7 @@ def train(
     mssar train --from timm:resnet50 --weights FILE --insert --dataset imagefolder --data-dir DIR
     torchrun --nproc-per-node 8 -m mssar train resnet18 --dataset imagefolder --data-dir DIR
     """
-    from mssar.lab.commands.beginning import colours, initial
+    from mssar.lab.commands.beginning import colours, initial, settled
     from mssar.lab.engine.world import leads
 
     if submission.told(runs):
@@ -133,12 +133,14 @@ def train(
         options = {**options, "where": parse.places(where)}
     kinds = "mssar" if insert else "none" if recalibration is None else recalibration
     seeds = parse.integers("seed", seed, "0,1,2")
-    begun = {net: initial(weights, net, runs if resume else None) for net in nets}
+    known = settled(nets)
+    told = runs if resume else None
+    begun = {net: initial(weights, net, told, said) for net, (said, _) in known.items()}
     asked = [
         run
         for name in dict.fromkeys(dataset.split(","))
         for run in combinations(
-            nets,
+            [*known],
             kinds.split(","),
             options,
             name,
@@ -146,7 +148,7 @@ def train(
             recipe,
             changes,
             begun,
-            {net: colours(mean, std, net, name) for net in nets},
+            {net: colours(mean, std, net, name, found) for net, (_, found) in known.items()},
         )
     ]
     asked.sort(key=lambda run: seeds.index(run.seed))  # a seed of everything before the next

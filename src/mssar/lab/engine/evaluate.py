@@ -22,7 +22,7 @@ from mssar.lab.engine.pace import own_lane
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run, run_from_dict
 from mssar.networks import weights
-from mssar.surgery.foreign import build, is_foreign
+from mssar.surgery.foreign import hollow, is_foreign, require_room
 from mssar.surgery.heads import classes, head
 
 LARGEST = 10_000  # pixels of a side
@@ -74,6 +74,7 @@ def trained(
         last = state.get(f"{_head(run)}.weight")
         if last is None or last.ndim < 2:
             raise ValueError("no network of mssar is in it")
+        require_room(run.network, state, num_classes=len(last))
         model = run.build(len(last))
     try:
         model.load_state_dict(state)
@@ -86,7 +87,7 @@ def trained(
 def _head(run: Run) -> str:
     if not is_foreign(run.network):
         return "fc"
-    return head(build(run.network))  # whatever is inserted, and however many classes there are
+    return head(hollow(run.network))  # whatever is inserted, and however many classes there are
 
 
 def _published(path: Path) -> Trained | None:
@@ -109,6 +110,7 @@ def _published(path: Path) -> Trained | None:
     with _naming(path):
         _check_note(found.note)
         run = run_from_dict(progress.run)
+        require_room(run.network, found.tensors, num_classes=found.classes or 0)
         model = run.build(found.classes or 0)
     found.put(model)
     return Trained(run, progress, model, found.note)
