@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +14,10 @@ from torch import nn
 from torch.testing import assert_close
 
 import mssar
-from mssar.networks import CifarResNet, Classifier, DenseNet
-from mssar.networks.sharing import CARD, CONFIG, WEIGHTS
+from mssar.lab.recipes import FINETUNE
+from mssar.lab.run import Initial
+from mssar.networks import CifarResNet, Classifier, DenseNet, card
+from mssar.networks.sharing import CARD, CONFIG, WEIGHTS, config_of
 
 pytest.importorskip("safetensors", reason="needs the extra hub")
 EXACT = {"rtol": 0, "atol": 0}
@@ -116,6 +118,46 @@ def test_the_card_says_no_paths(tmp_path):
     text = (tmp_path / CARD).read_text("utf-8")
     assert "`mssar train resnet20 --data-dir data --runs out`" in text
     assert "somebody" not in text
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--from timm:local-dir:ld/x/mynet/ --insert", "--from timm:local-dir:mynet --insert"),
+        ("--from timm:hf-hub:me/x", "--from timm:hf-hub:me/x"),
+        ("--runs=/home/me/runs '/home/some body/x y' /", "--runs=runs 'x y' /"),
+        ("--where 'layer1.*'", "--where 'layer1.*'"),
+        ("it's /home/me/x", "'it'\"'\"'s' x"),
+    ],
+)
+def test_of_a_command_only_paths_are_shortened(given, said):
+    assert card._without_paths(f"mssar train {given}") == f"mssar train {said}"
+
+
+def test_the_card_of_a_fine_tuned_network_says_what_it_began_with(tmp_path):
+    run = replace(
+        run_of(recalibration="mssar"), recipe=FINETUNE, weights=Initial("x.pt", "ab" * 32)
+    )
+    moved("resnet20", "mssar").save_pretrained(tmp_path, asdict(record_of(run, 7.61)))
+    text = (tmp_path / CARD).read_text("utf-8")
+    assert f"| begun with | x.pt, `sha256:{'ab' * 32}` |\n| recipe | name finetune, epochs" in text
+    assert "drops" not in text
+    assert (
+        "; augmentation photographs: size 224, resize 256, area (0.35, 1), ratio (0.75, 1.33333), "
+        "mirror 0.5, rotation 0, jitter 0.2 |\n"
+    ) in text
+
+
+def test_of_five_classes_the_card_has_no_top_5_error(tmp_path):
+    record = asdict(record_of(run_of(recalibration="mssar"), 7.61))
+    net = moved("resnet20", "mssar")
+    for classes in (5, 6):
+        record["data"]["classes"] = classes
+        net.save_pretrained(tmp_path, record)
+        assert ("top-5" in (tmp_path / CARD).read_text("utf-8")) == (classes > 5)
+        note = {"size": (3, 8, 8), "mean": [0.5], "std": [0.5], "error": 1.0, "error5": 0.0}
+        told = card.card(config_of(net), None, "", note | {"classes": ["a"] * classes})
+        assert ("top-5" in told) == (classes > 5)
 
 
 def test_the_cards_head_is_what_the_hub_reads(tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 NAMES = {"none": "no recalibration", "se": "SE", "mssar": "MS-SAR"}
+ELSEWHERE = ("timm:local-dir:", "timm:hf-hub:")  # networks that timm makes from elsewhere
 
 CARD = """\
 ---
@@ -43,8 +45,7 @@ FILE = """
 |---|---|
 | weights | those of the last epoch, parameters in {precision} |
 | error | {error:.2f} %, measured again with these weights |
-| top-5 error | {error5:.2f} % |
-| images | {height} × {width} pixels, red, green and blue, each from 0 to 1 |
+{five}| images | {height} × {width} pixels, red, green and blue, each from 0 to 1 |
 | mean, to subtract | {mean} |
 | standard deviation, to divide by | {std} |
 
@@ -57,11 +58,10 @@ TRAINING = """
 | | |
 |---|---|
 | data | {dataset}, `{checksum}` |
-| recipe | {recipe} |
+{begun}| recipe | {recipe} |
 | seed | {seed} |
 | error, last epoch | {error:.2f} % |
-| top-5 error | {error5:.2f} % |
-| parameters | {params:,} |
+{five}| parameters | {params:,} |
 | multiply-adds an image | {macs:,} |
 | hardware | {hardware}, torch {torch} |
 | time | {seconds:,.0f} s{together} |
@@ -123,7 +123,7 @@ def _file(note: Mapping[str, Any], precision: str) -> str:
     return FILE.format(
         precision=precision,
         error=note["error"],
-        error5=note["error5"],
+        five=_five(note["error5"], len(note["classes"])),
         height=height,
         width=width,
         mean=mean,
@@ -146,14 +146,14 @@ def _training(
             )
         commit = str(code.get("commit") or "")[:12]
         recipe, together = run["recipe"], record.get("execution", {}).get("together", 1)
-        told = ", ".join(f"{k} {_text(v)}" for k, v in recipe.items() if not isinstance(v, dict))
         text = TRAINING.format(
             dataset=run["dataset"],
             checksum=record["data"]["checksum"],
-            recipe=told,
+            begun=_begun(run.get("weights")),
+            recipe=_recipe(recipe),
             seed=run["seed"],
             error=record["error"],
-            error5=record["error5"],
+            five=_five(record["error5"], record["data"]["classes"]),
             params=record["params"],
             macs=record["macs"],
             hardware=environment["hardware"],
@@ -184,10 +184,54 @@ def public(network: str) -> str:
     return re.sub(r"(:local-dir:).*/", r"\1", network)
 
 
+def _begun(weights: Mapping[str, Any] | None) -> str:
+    """Which weights were there before the first step; a row where there were any."""
+    if weights is None:
+        return ""
+    return f"| begun with | {public(weights['file'])}, `sha256:{weights['sha256']}` |\n"
+
+
+def _five(error: float, classes: int) -> str:
+    """A row, but where none could be wrong."""
+    return f"| top-5 error | {error:.2f} % |\n" if classes > 5 else ""
+
+
+def _recipe(recipe: Mapping[str, Any]) -> str:
+    """All of it; what consists of several things comes last."""
+    plain = {k: v for k, v in recipe.items() if not isinstance(v, dict)}
+    parts = [_listed(plain)]
+    for name, of in recipe.items():
+        if isinstance(of, dict):
+            kind = {k: v for k, v in of.items() if k != "kind"}
+            parts.append(f"{name} {of.get('kind', '')}: {_listed(kind)}")
+    return "; ".join(parts)
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{k} ({_text(v)})" if isinstance(v, list | tuple) else f"{k} {_text(v)}"
+        for k, v in values.items()
+        if v not in ([], ())
+    )
+
+
 def _without_paths(command: str) -> str:
     """The command line, of paths only the last part: the rest says where somebody works."""
-    return " ".join(part.rpartition("/")[2] or part for part in str(command).split(" "))
+    try:
+        parts = shlex.split(str(command))
+    except ValueError:  # a quote without its other half
+        parts = str(command).split()
+    return shlex.join(map(_without_path, parts))
+
+
+def _without_path(word: str) -> str:
+    option, equals, given = word.partition("=") if word.startswith("--") else ("", "", word)
+    bare = given.rstrip("/")
+    short = public(bare) if bare.startswith(ELSEWHERE) else bare.rpartition("/")[2]
+    return f"{option}{equals}{short or given}"
 
 
 def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
