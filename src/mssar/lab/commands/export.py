@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,8 +107,7 @@ def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
         "dataset": run.dataset,
     }
     if chosen.note:
-        known = {name: chosen.note[name] for name in ("classes", "mean", "std")}
-        return said | known | {name: _rounded(known[name]) for name in ("mean", "std")}
+        return said | {name: chosen.note[name] for name in ("classes", "mean", "std")}
     if found is not None:
         mean, std = run.colours(found.mean, found.std)
         return said | {"classes": list(found.classes), **_colours(mean, std)}
@@ -120,11 +119,6 @@ def _metadata(chosen: engine.Trained, found: Data | None) -> dict[str, Any]:
 
 
 def _colours(mean: Sequence[float], std: Sequence[float]) -> dict[str, list[float]]:
-    return {
-        name: _rounded(v / 255 for v in values) for name, values in (("mean", mean), ("std", std))
-    }
+    from mssar.lab.engine.weights import shares
 
-
-def _rounded(colours: Iterable[float]) -> list[float]:
-    """0.224 is what was meant by 0.22399999999999998."""
-    return [round(value, 12) for value in colours]
+    return {"mean": shares(mean), "std": shares(std)}

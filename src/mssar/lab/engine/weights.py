@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ def note(chosen: Trained, record: Record, data: Data, score: Score) -> dict[str,
         **{name: run[name] for name in ("network", "recalibration", "options", "dataset")},
         "classes": list(data.classes),
         "size": list(image_shape(chosen.run, data)),
-        "mean": [value / 255 for value in data.mean],  # of pixels from 0 to 1
-        "std": [value / 255 for value in data.std],
+        "mean": shares(data.mean),  # of pixels from 0 to 1
+        "std": shares(data.std),
         "error": score.error,
         "error5": score.error5,
         "recorded_error": record.error,
@@ -75,6 +76,11 @@ def note(chosen: Trained, record: Record, data: Data, score: Score) -> dict[str,
         "record": record.id,
         "run": run,
     }
+
+
+def shares(colours: Iterable[float]) -> list[float]:
+    """Of 255, and rounded: 0.224 is what was meant by 0.22399999999999998."""
+    return [round(value / 255, 12) for value in colours]
 
 
 def file(state: dict[str, Tensor], note: dict[str, Any]) -> bytes:
