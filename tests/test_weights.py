@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -216,12 +217,41 @@ def test_a_folder_to_share_has_the_file_a_configuration_and_a_card(finished, cap
     assert "parameters in half precision" in card
     assert f"| error, last epoch | {record.error:.2f} % |" in card
     for name, line in (
-        ("net.pt", "FILE ends in .safetensors, or is a folder without an ending; got net.pt"),
+        ("net.pt", "FILE ends in .safetensors, or is a folder without an ending or with a / at"),
         ("a/b", "there is no folder a to write b into"),
         ("plain", "plain is there and is no folder"),
     ):
         Path("plain").touch()
         assert line in fail(capsys, monkeypatch, "weights", str(folder), name)
+
+
+def test_folders_of_any_name_are_taken_and_what_is_in_them_is_kept(finished, capsys, monkeypatch):
+    folder = str(finished[0])
+    Path("net-v1.0").mkdir()
+    Path("net-v1.0/.gitattributes").touch()
+    for name in ("net-v1.0", "net-v1.0", "net-v1.1/"):  # once more is no harm
+        assert f"{name.rstrip('/')}: resnet8 mssar" in run("weights", folder, name).stdout
+        assert mssar.from_pretrained(name).num_classes == 10
+    for config in (None, "[]", "{", '{"architecture": "resnet50"}'):
+        Path("README.md").write_text("mine")
+        if config is not None:
+            Path("config.json").write_text(config)
+        line = fail(capsys, monkeypatch, "weights", folder, ".")
+        assert ". holds other things, and no network of mssar: name a new folder" in line
+        assert Path("README.md").read_text() == "mine"
+    assert not Path("model.safetensors").exists()
+    Path("net-v1.1/mine.txt").touch()
+    run("weights", folder, "net-v1.1")
+    assert Path("net-v1.1/mine.txt").exists()
+
+
+def test_colours_are_rounded(finished, monkeypatch):
+    odd = replace(DATA, mean=(0.485 * 255, 0.456 * 255, 0.406 * 255), std=(57.12,) * 3)
+    assert odd.std[0] / 255 != 0.224
+    monkeypatch.setattr(data, "load", lambda *_: odd)
+    run("weights", str(finished[0]), "x.safetensors")
+    note = note_of("x.safetensors")
+    assert (note["mean"], note["std"]) == ([0.485, 0.456, 0.406], [0.224] * 3)
 
 
 def test_a_checkpoint_is_no_file_of_weights(finished):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,10 @@ from mssar.lab.commands.groups import grouped, options_of
 def weights(
     *,
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    file: Annotated[Path, typer.Argument(help="The safetensors file to write, or a folder.")],
+    file: Annotated[
+        str,
+        typer.Argument(help="The safetensors file to write, or a folder.", metavar="FILE"),
+    ],
     half: Annotated[
         bool, typer.Option("--half", help="Parameters in half precision, statistics not.")
     ] = False,
@@ -25,8 +29,8 @@ def weights(
     """Write the last epoch's weights of a run, for `mssar.create_model(…, weights=FILE)`.
 
     The file says what it is of. Its error is measured anew, after conversion. A FILE without an
-    ending is a folder to share, for `mssar.from_pretrained`: the weights, a configuration and a
-    model card.
+    ending, or that ends in /, is a folder to share, for `mssar.from_pretrained`: the weights, a
+    configuration and a model card.
 
     \b
     mssar weights runs/cifar10-resnet20-mssar-seed0-1a2b3c resnet20-mssar.safetensors --half
@@ -40,13 +44,7 @@ def weights(
     from mssar.networks.sharing import write
     from mssar.surgery.sharing import described
 
-    shared = not file.suffix
-    if not shared and file.suffix != ".safetensors":
-        raise ValueError(f"FILE ends in .safetensors, or is a folder without an ending; got {file}")
-    if shared and file.exists() and not file.is_dir():
-        raise ValueError(f"{file} is there and is no folder")
-    if not file.parent.is_dir() or (file.is_dir() and not shared):
-        raise ValueError(f"there is no folder {file.parent} to write {file.name} into")
+    place, shared = _place(file)
     chosen, record = engine.last(run)
     recorded = asdict(record)
     config = described(chosen.model, recorded, chosen.run.network) if shared else {}
@@ -57,8 +55,39 @@ def weights(
     content = engine.file(state, note)
     kind = "half precision" if half else "single precision"
     if shared:
-        write(file, config, content, recorded, file.resolve().name, note=note, precision=kind)
+        write(place, config, content, recorded, place.resolve().name, note=note, precision=kind)
     else:
-        write_whole(file, content)
-    print(f"{file}: {chosen.run.label}, {found.name}, {kind}, {len(content):,} bytes")
+        write_whole(place, content)
+    print(f"{place}: {chosen.run.label}, {found.name}, {kind}, {len(content):,} bytes")
     print(f"error {score.error:.2f}% measured again, {record.error:.2f}% recorded")
+
+
+def _place(file: str) -> tuple[Path, bool]:
+    """Where to write, and whether that is a folder to share."""
+    place = Path(file)
+    shared = file.endswith("/") or place.is_dir() or not place.suffix
+    if not shared and place.suffix != ".safetensors":
+        raise ValueError(
+            f"FILE ends in .safetensors, or is a folder without an ending or with a / at the end; "
+            f"got {file}"
+        )
+    if shared and place.exists() and not place.is_dir():
+        raise ValueError(f"{place} is there and is no folder")
+    if not place.parent.is_dir():
+        raise ValueError(f"there is no folder {place.parent} to write {place.name} into")
+    if place.is_dir() and not _replaceable(place):
+        raise ValueError(f"{place} holds other things, and no network of mssar: name a new folder")
+    return place, shared
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether it is empty but for hidden files, or a folder of ours."""
+    from mssar.networks.sharing import CONFIG
+
+    if all(one.name.startswith(".") for one in folder.iterdir()):
+        return True
+    try:
+        found = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("library") == "mssar"
