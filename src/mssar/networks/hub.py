@@ -11,6 +11,7 @@ from typing import Any
 from mssar.extras import advice
 
 LONGEST = 300  # characters of somebody else's message
+WORD = 60  # of a word; a longer one is cut itself
 # Of a host that is not there, or does not answer; those of other modules are known by name.
 UNREACHED = (ConnectionError, TimeoutError)
 NAMES = (
@@ -55,4 +56,7 @@ def trouble(error: BaseException) -> str:
 def line(error: BaseException) -> str:
     """An exception's message in one line, which says so where it is cut."""
     said = " ".join(str(error).split()) or type(error).__name__
-    return said if len(said) <= LONGEST else f"{said[:LONGEST].rpartition(' ')[0]} …"
+    if len(said) <= LONGEST:
+        return said
+    last = said.rfind(" ", 0, LONGEST + 1)
+    return f"{said[:LONGEST]}…" if last < LONGEST - WORD else f"{said[:last]} …"
