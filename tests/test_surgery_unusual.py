@@ -139,6 +139,26 @@ def test_mobilenet_v4():
     assert len(unchanged(model).entries) == 12
 
 
+def test_bottlenecks_that_end_narrow_are_not_reduced():
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        narrow, mixed, even = map(timm.create_model, ("regnetz_b16", "gernet_s", "resnet51q"))
+    for model, hidden in (
+        (narrow, {48: 16, 96: 32, 192: 64, 288: 96}),
+        (mixed, {48: 16, 384: 8, 560: 186}),
+        (even, {256: 5, 512: 10, 1536: 32}),  # some are as wide as their middle
+    ):
+        found = {e.channels: e.hidden for e in mssar.insert(model, dry_run=True).entries}
+        assert {channels: found[channels] for channels in hidden} == hidden
+
+
+def test_a_norm_that_does_not_say_its_channels_has_those_of_its_convolution():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("regnetz_c16_evos", num_classes=5)
+    plan = unchanged(model)
+    assert {e.channels for e in plan.entries} == {48, 96, 192, 288}
+
+
 def test_a_shared_block_is_counted_as_often_as_it_is_called(torchvision):
     model = resnet(torchvision)
     model.layer1 = nn.Sequential(model.layer1[0], model.layer1[0])

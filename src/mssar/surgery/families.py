@@ -60,15 +60,20 @@ class Place:
         return ".".join(filter(None, (name, self.inside)))
 
 
-def wrapped(block: nn.Module, name: str, reduction: int | None = None) -> Place:
-    """Wrap a module named from a block; the block itself where the name is empty."""
+def wrapped(
+    block: nn.Module, name: str, reduction: int | None = None, before: int | None = None
+) -> Place:
+    """Wrap a module named from a block; the block itself where the name is empty.
+
+    It has the channels of the map ``before`` it if it does not say: an EvoNorm does not.
+    """
     its = block.get_submodule(name)
     last = its
     while isinstance(last, nn.Sequential) and len(last):
         last = last[-1]
     if isinstance(last, OTHERWISE):
         raise ValueError(f"a {type(last).__name__} makes no map N C H W, which the layer takes")
-    channels = channels_of(its)
+    channels = channels_of(its) or before
     if channels is None:
         raise ValueError(
             f"a {type(its).__name__} does not say how many channels it makes; name the convolution "
@@ -181,6 +186,17 @@ def _wide(name: str) -> Callable[[Any], Place]:
     return partial(wrapped, name=name, reduction=REDUCTION)
 
 
+def _bottleneck(name: str) -> Callable[[Any], Place]:
+    """Blocks of one class that end wide, or narrow: it is their middle that tells."""
+
+    def place(block: nn.Module) -> Place:
+        last: Any = block.get_submodule(f"{name}.conv")
+        narrow = last.out_channels < last.in_channels
+        return wrapped(block, f"{name}.bn", 1 if narrow else REDUCTION, last.out_channels)
+
+    return place
+
+
 def _conv_bn_act(block: Any) -> Place | None:
     return wrapped(block, "bn1", 1) if block.has_skip else None  # else a stem, or a head
 
@@ -253,7 +269,7 @@ FAMILIES: dict[str, Callable[[Any], Place | None]] = {
     "timm.models.senet.SEResNeXtBottleneck": _wide("bn3"),
     "timm.models.senet.SEBottleneck": _wide("bn3"),
     "timm.models.byobnet.BasicBlock": _narrow("conv2_kxk.bn"),
-    "timm.models.byobnet.BottleneckBlock": _wide("conv3_1x1.bn"),
+    "timm.models.byobnet.BottleneckBlock": _bottleneck("conv3_1x1"),
     "timm.models.byobnet.DarkBlock": _narrow("conv2_kxk.bn"),
     "timm.models.byobnet.EdgeBlock": _narrow("conv2_1x1.bn"),
     "timm.models.byobnet.SelfAttnBlock": _wide("conv3_1x1.bn"),
