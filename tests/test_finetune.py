@@ -405,6 +405,7 @@ def test_where_of_a_run_is_what_a_record_can_say():
     assert Run(NET, "mssar", {"where": "blocks"}).name == plain.name
     assert Run(NET, "mssar", {"where": "*.bn2"}) == Run(NET, "mssar", {"where": ["*.bn2"]})
     assert len(Run(NET, "mssar", {"where": [f"../{n}/*" for n in range(99)]}).name) < 200
+    assert len(Run(NET, "mssar", {"where": "层" * 200}).name.encode()) < 200
     for wrong in (3, [], ["a", 3], lambda n, m: True):  # noqa: ARG005
         with pytest.raises(ValueError, match="where of a run is 'blocks', 'se' or names"):
             Run(NET, "mssar", {"where": wrong})

@@ -106,6 +106,7 @@ def test_names_of_the_hub_are_passed_on(published, monkeypatch):
     assert (chosen.num_classes, chosen.size, chosen.mean) == (5, (3, 32, 32), (0.4, 0.4, 0.4))
     assert foreign.pretrained("timm:hf-hub:me/net").keys() == published.keys()
     assert asked == ["hf-hub:me/net", "test_resnet", "hf-hub:me/net"]
+    assert len(Run(f\"timm:{'网' * 100}\").name.encode()) < 200
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,10 @@ def test_messages_of_others_are_cut_between_words():
     cut = hub.line(ValueError("word " * 100))
     assert cut.endswith("word …")
     assert len(cut) <= hub.LONGEST + 2
+    for said in (f"timm has no network {'x' * 400}", "x" * 400):
+        assert hub.line(ValueError(said)) == f"{said[: hub.LONGEST]}…"
+    whole = f"{'a ' * 140}{'x' * 20} next"  # a word that just fits
+    assert hub.line(ValueError(whole)) == f"{whole[:300]} …"
     error = ValueError("x")
     error.__context__ = other = ValueError("y")
     other.__context__ = error  # round and round

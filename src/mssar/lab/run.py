@@ -37,9 +37,9 @@ from mssar.surgery import foreign, initial
 
 Data: TypeAlias = Arrays | Folder
 Colours: TypeAlias = tuple[float, float, float]
-LONGEST = 100  # characters of a network's name, and of its options, in a folder's (255 at most)
+LONGEST = 100  # bytes of a network's name, and of its options, in a folder's (255 at most)
 PHOTOGRAPHS = ("imagefolder", "ilsvrc2012")
-PLACES = "blocks"  # where layers are inserted, where nobody says
+USUAL_PLACE = "blocks"  # where layers are inserted, where nobody says
 GENERATOR = threading.RLock()  # held by whoever seeds torch's own; runs may be side by side
 
 
@@ -175,8 +175,9 @@ class Run:
         """For a folder: what it is, and a hash of all of it so that no two runs share one."""
         digest = hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
         said = "".join(f"-{p.replace('=', '').replace(',', '.')}" for p in self.particulars)
-        options = re.sub(r"[^\w.-]", "", said)[:LONGEST]  # patterns are no names of folders
-        network = re.sub(r"[^\w.+-]+", "-", self.network)[-LONGEST:].lower()
+        # In ASCII, where a character is a byte; patterns are no names of folders.
+        options = re.sub(r"[^\w.-]", "", said, flags=re.ASCII)[:LONGEST]
+        network = re.sub(r"[^\w.+-]+", "-", self.network, flags=re.ASCII)[-LONGEST:].lower()
         what = f"{self.dataset}-{network}-{self.recalibration}{options}"
         return f"{what}-seed{self.seed}-{digest[:6]}"
 
@@ -195,7 +196,7 @@ class Run:
             "recipe": self.recipe.as_dict(),
             "seed": self.seed,
         }
-        # Only where there are any: runs from before they could be given keep their names.
+        # Left out where there are none, so that they do not enter the hash.
         if self.weights is not None:
             found["weights"] = {"file": self.weights.file, "sha256": self.weights.sha256}
         if self.normalisation is not None:
@@ -267,7 +268,7 @@ def usual_options(network: str, recalibration: str) -> dict[str, Any]:
     found = defaults(recalibration, staged=staged)
     found |= {k: v for k, v in own.items() if k in found}
     inserted = foreign.is_foreign(network) and recalibration != "none"
-    return found | {"where": PLACES} if inserted else found
+    return found | {"where": USUAL_PLACE} if inserted else found
 
 
 def settled_options(network: str, recalibration: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,15 +280,15 @@ def settled_options(network: str, recalibration: str, options: Mapping[str, Any]
             f"its options: {', '.join(usual) or 'there are none'}"
         )
     settled = usual | {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    # Only where it is another: runs from before it could be given keep their names.
-    if "where" in settled and (where := _places(settled.pop("where"))) != PLACES:
+    # The usual place is left out, so that it does not enter the hash.
+    if "where" in settled and (where := _places(settled.pop("where"))) != USUAL_PLACE:
         settled["where"] = where
     return settled
 
 
 def _places(where: Any) -> str | tuple[str, ...]:
     """As :func:`mssar.insert` takes it, but what a record can say."""
-    if where in (PLACES, "se"):
+    if where in (USUAL_PLACE, "se"):
         return str(where)
     names = (where,) if isinstance(where, str) else where
     if not names or not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
