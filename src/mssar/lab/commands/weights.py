@@ -16,10 +16,7 @@ from mssar.lab.commands.groups import grouped, options_of
 def weights(
     *,
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    file: Annotated[
-        str,
-        typer.Argument(help="The safetensors file to write, or a folder.", metavar="FILE"),
-    ],
+    file: Annotated[str, typer.Argument(help="The safetensors file to write, or a folder.")],
     half: Annotated[
         bool, typer.Option("--half", help="Parameters in half precision, statistics not.")
     ] = False,
@@ -68,7 +65,7 @@ def _place(file: str) -> tuple[Path, bool]:
     shared = file.endswith("/") or place.is_dir() or not place.suffix
     if not shared and place.suffix != ".safetensors":
         raise ValueError(
-            f"FILE ends in .safetensors, or is a folder without an ending or with a / at the end; "
+            "FILE ends in .safetensors, or is a folder without an ending or with a / at the end; "
             f"got {file}"
         )
     if shared and place.exists() and not place.is_dir():
