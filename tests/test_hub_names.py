@@ -15,6 +15,7 @@ from test_cli import fail
 from test_finetune import ON, SMALL, _tree, folder_of, last_record, pytestmark, run
 
 import mssar
+from mssar.lab.run import Run
 from mssar.networks import hub
 from mssar.surgery import foreign
 
@@ -106,7 +107,7 @@ def test_names_of_the_hub_are_passed_on(published, monkeypatch):
     assert (chosen.num_classes, chosen.size, chosen.mean) == (5, (3, 32, 32), (0.4, 0.4, 0.4))
     assert foreign.pretrained("timm:hf-hub:me/net").keys() == published.keys()
     assert asked == ["hf-hub:me/net", "test_resnet", "hf-hub:me/net"]
-    assert len(Run(f\"timm:{'网' * 100}\").name.encode()) < 200
+    assert len(Run(f"timm:{'网' * 100}").name.encode()) < 200
 
 
 @pytest.mark.parametrize(
