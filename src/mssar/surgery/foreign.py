@@ -226,8 +226,7 @@ def bare(name: str, num_classes: int | None = None, **arguments: Any) -> nn.Modu
 
 
 class _Hollow(TorchFunctionMode):
-    """Parameters take no memory. All of ``torch.device("meta")`` would be too much: torchvision's
-    RegNets compute their widths with tensors."""
+    """Parameters take no memory, but other tensors have their numbers."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -240,8 +239,13 @@ class _Hollow(TorchFunctionMode):
 
 def hollow(name: str, num_classes: int | None = None, **arguments: Any) -> nn.Module:
     """As :func:`bare`, but to look at: its parameters take no memory."""
-    with torch.random.fork_rng(devices=[]), _Hollow():
-        return bare(name, num_classes, **arguments)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return bare(name, num_classes, **arguments)
+        except NotImplementedError:  # torchvision's RegNets compute their widths with tensors
+            with _Hollow():
+                return bare(name, num_classes, **arguments)
 
 
 def require_room(name: str, tensors: Mapping[str, Tensor], **arguments: Any) -> None:
@@ -288,7 +292,7 @@ def elsewhere(name: str) -> Foreign:
     what it is by a name of timm's own."""
     timm, short = imported("timm"), name.removeprefix("timm:")
     try:
-        with torch.random.fork_rng(devices=[]), quiet(), _Hollow():
+        with torch.random.fork_rng(devices=[]), quiet(), torch.device("meta"):
             made = timm.create_model(short, pretrained=False)
         found = made.pretrained_cfg
         (channels, height, width), mean, std = found["input_size"], found["mean"], found["std"]
