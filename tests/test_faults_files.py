@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -236,7 +237,9 @@ def test_numbers_that_are_none_are_no_weights(tmp_path):
         file = tmp_path / f"{kind}.safetensors"
         file.write_bytes(data)
         assert "not finite" in refusal(evaluate.trained, file)
-    net.save_pretrained(tmp_path / "net")
+    assert "not finite" in refusal(net.save_pretrained, tmp_path / "net")
+    mssar.create_model("resnet8", "mssar").save_pretrained(tmp_path / "net")
+    safetensors.torch.save_file(state, tmp_path / "net" / "model.safetensors")
     assert "not finite" in refusal(mssar.from_pretrained, tmp_path / "net")
     torch.save(state, tmp_path / "a.pt")
     good = mssar.create_model("resnet8", "mssar")
