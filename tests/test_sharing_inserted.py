@@ -284,14 +284,17 @@ def test_norms_that_were_named_travel_with_their_own_reduction(tmp_path):
     assert_close(again(x), net.eval()(x), **EXACT)
 
 
-def test_what_is_no_network_no_option_or_no_number_is_one_line(tmp_path, unchecked):
-    net = moved(NET)
+def test_what_is_no_network_or_no_place_is_one_line(tmp_path, unchecked):
     with pytest.raises(ValueError, match="model is a network; got a int"):
         unchecked.save_pretrained(3, tmp_path)
     with pytest.raises(ValueError, match="arguments is a mapping; got list"):
-        unchecked.save_pretrained(net, tmp_path, name=NET, arguments=[1])
+        unchecked.save_pretrained(nn.Identity(), tmp_path, name=NET, arguments=[1])
     with pytest.raises(ValueError, match=r"source is a folder, or owner/name; got a NoneType"):
         unchecked.from_pretrained(None)
+
+
+def test_what_is_no_option_or_no_number_is_one_line(tmp_path):
+    net = moved(NET)
     for save in (mssar.save_pretrained, CifarResNet.save_pretrained):
         with pytest.raises(ValueError, match="'reop_id' is an option of push_to_hub=True, if"):
             save(mssar.create_model("resnet8"), tmp_path, reop_id="x")

@@ -48,13 +48,8 @@ def save_pretrained(
         repo_id: its name on the Hub, for the card; the folder's name by default.
         push_to_hub: whether to put it there, too; ``how`` are options of :func:`push_to_hub`.
     """
-    require_pushed(push_to_hub, how)
-    place, config, found = Path(folder), config_of(model), recorded(record)
-    content = contents(model)
-    write(place, config, content, found, repo_id or place.name)
-    if push_to_hub:
-        push(repo_id or place.name, config, content, found, **how)
-    return place
+    config, found = config_of(model), recorded(record)
+    return save(model, Path(folder), config, found, repo_id, push_to_hub, how)
 
 
 def push_to_hub(model: Classifier, repo_id: str, record: Record = None, **how: Any) -> str:
@@ -105,10 +100,23 @@ def contents(model: nn.Module) -> bytes:
     return made
 
 
-def require_pushed(pushed: bool, how: Mapping[str, Any]) -> None:
-    """That options of pushing are given where that is done."""
+def save(
+    model: nn.Module,
+    place: Path,
+    config: Mapping[str, Any],
+    record: Mapping[str, Any] | None,
+    repo_id: str | None,
+    pushed: bool,
+    how: Mapping[str, Any],
+) -> Path:
+    """Write a network's folder, and put it on the Hub where that is asked for."""
     if how and not pushed:
         raise ValueError(f"{next(iter(how))!r} is an option of push_to_hub=True, if it is any")
+    content, name = contents(model), repo_id or place.name
+    write(place, config, content, record, name)
+    if pushed:
+        push(name, config, content, record, **how)
+    return place
 
 
 def write(

@@ -65,13 +65,9 @@ def save_pretrained(
         repo_id: its name on the Hub, for the card; the folder's name by default.
         push_to_hub: whether to put it there, too; ``how`` are options of :func:`push_to_hub`.
     """
-    sharing.require_pushed(push_to_hub, how)
-    place, found = Path(folder), sharing.recorded(record)
-    config, content = described(model, found, name, arguments), sharing.contents(model)
-    sharing.write(place, config, content, found, repo_id or place.name)
-    if push_to_hub:
-        sharing.push(repo_id or place.name, config, content, found, **how)
-    return place
+    found = sharing.recorded(record)
+    config = described(model, found, name, arguments)
+    return sharing.save(model, Path(folder), config, found, repo_id, push_to_hub, how)
 
 
 def push_to_hub(
