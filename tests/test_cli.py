@@ -19,7 +19,7 @@ from mssar.lab.experiments import counts
 
 def run(*words: str) -> str:
     result = CliRunner().invoke(cli.app, list(words))
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.output + repr(result.exception)
     return result.stdout
 
 

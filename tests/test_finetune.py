@@ -1,23 +1,18 @@
-"""Other libraries' networks, weights to begin with, and fine-tuning from the command line."""
+"""Fine-tuning other libraries' networks from the command line."""
 
 import json
-import pickle
-import sys
-import tarfile
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from finetuning import NET, ON, SMALL, _tree, folder_of, last_record, pytestmark, weights
 from lab import CPU, Log, assert_same, learnt
-from PIL import Image
-from test_cli import fail
+from test_cli import fail, run
 from torch import nn
 from typer.testing import CliRunner
 
@@ -28,262 +23,9 @@ from mssar.lab.engine.evaluate import trained
 from mssar.lab.engine.training import Training
 from mssar.lab.recipes import FINETUNE, varied
 from mssar.lab.run import Initial, Normalisation, Run, run_from_dict, usual_normalisation
-from mssar.surgery import foreign, initial
-from mssar.surgery.heads import classes, head
+from mssar.surgery import initial
 
-pytestmark = [
-    pytest.mark.usefixtures("torchvision"),
-    pytest.mark.skipif(not find_spec("timm"), reason="needs the extra timm"),
-]
-
-SMALL = ("--size", "32", "--resize", "32", "--batch", "8", "--epochs", "2", "--workers", "0")
-ON = ("--dataset", "imagefolder", "--data-dir", "tree", "--device", "cpu")
-NET = "timm:test_resnet"
-
-
-@pytest.fixture(autouse=True)
-def _tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dark and bright pictures; 6 and 5 for training (8 and 3 a step), 3 and 2 for testing."""
-    draw = np.random.default_rng(0)
-    for split, counts in (("train", (6, 5)), ("val", (3, 2))):
-        for name, base, count in zip(("bright", "dark"), (200, 10), counts, strict=True):
-            folder = tmp_path / "tree" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = draw.integers(base, base + 45, (36, 40, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
-    monkeypatch.chdir(tmp_path)
-
-
-def run(*words: str) -> str:
-    result = CliRunner().invoke(cli.app, list(words))
-    assert result.exit_code == 0, result.output + repr(result.exception)
-    return result.stdout
-
-
-def folder_of(record: records.Record) -> Path:
-    return Path("runs") / run_from_dict(record.run).name
-
-
-def last_record() -> records.Record:
-    return records.read(Path("runs/records.jsonl"))[-1]
-
-
-@pytest.fixture
-def weights() -> Path:
-    """Of a network for 5 classes, as after some training."""
-    torch.manual_seed(1)
-    model = foreign.build(NET, num_classes=5)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.uniform_(module.running_var, 0.5, 2)
-    path = Path("five.safetensors")
-    safetensors.torch.save_file(model.state_dict(), path)
-    return path
-
-
-# Names
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "last"),
-    [
-        ("timm:test_resnet", 160, "fc"),
-        ("timm:mobilenetv3_small_050", 224, "classifier"),
-        ("timm:convnext_atto", 224, "head.fc"),
-        ("torchvision:mobilenet_v2", 224, "classifier.1"),
-        ("torchvision:regnet_y_400mf", 224, "fc"),
-    ],
-)
-def test_a_name_says_library_and_network(name, size, last):
-    assert foreign.architecture(name).size == (3, size, size)
-    model = Run(name, "mssar", dataset="imagefolder").build(3)
-    assert (head(model), classes(model)) == (last, 3)
-    assert any(isinstance(module, mssar.MSSAR) for module in model.modules())
-    assert not any(isinstance(m, mssar.MSSAR) for m in foreign.build(name).modules())
-
-
-def test_the_seed_alone_decides_and_se_is_one_scale():
-    se, again = (Run(NET, "se", seed=3).build(2) for _ in range(2))
-    assert_same(se.state_dict(), again.state_dict())
-    scales = {m.scales for m in se.modules() if isinstance(m, mssar.MSSAR)}
-    assert scales == {(1,)}
-    assert dict(Run(NET, "mssar", {"scales": [1, 2]}).options) == {
-        "scales": (1, 2),
-        "strategy": "regional",
-        "reduction": "auto",
-    }
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("jax:resnet50",), "no network 'jax:resnet50': those of other libraries are timm:NAME or"),
-        (("timm:resnet5O",), "timm has no network 'resnet5O'; close to it: resnet50"),
-        (("timm:resnet50.nobody",), "timm: Invalid pretrained tag (nobody) for resnet50."),
-        (("torchvision:mobilenet_v4",), "no network 'mobilenet_v4'; close to it: mobilenet_v2"),
-        (("torchvision:fasterrcnn_resnet50_fpn",), "torchvision has no network 'fasterrcnn"),
-        ((NET, "--recalibration", "eca"), f"into {NET} goes one of none, se, mssar; 'eca' is for"),
-        ((NET, "--insert", "--stage", "multi"), "nothing that is trained here takes --stage"),
-        ((NET, "--insert", "--recalibration", "se"), "--insert is --recalibration mssar; not se"),
-        ((NET, "--insert", "--recalibration", "none"), "recalibration mssar; not none as well"),
-        ((NET, "--where", "layer4.*"), "takes --where: it says where mssar or se goes in networks"),
-        (("resnet8", "--insert", "--where", "se"), "nothing that is trained here takes --where"),
-        ((NET, "--insert", "--where", "layer4.*,"), "--where takes names of modules, as in layer4"),
-        (
-            (NET, "--insert", "--where", "layer9.*"),
-            "no module is named 'layer9.*'; close to it: la",
-        ),
-        ((NET, "--insert", "--where", "se"), "nothing to replace in this ResNet: it has no SEMod"),
-        (("torchvision:alexnet", "--insert"), "nothing to recalibrate in this AlexNet"),
-        (("torchvision:googlenet",), "googlenet of torchvision has several outputs in training"),
-        (("timm:vit_tiny_patch16_224",), "patch16_224 cannot take 3×32×32: Input height (32)"),
-        (
-            (NET, "--mean", "0.5,0.5", "--std", "1,1,1"),
-            "--mean takes three numbers, as in 0.485,0.456,0.406; got",
-        ),
-        ((NET, "--mean", "0.5,0.5,0.5"), "--mean and --std belong together"),
-        ((NET, "--mean", "0,0,0", "--std", "1,0,1"), "--std is above 0; got '1,0,1'"),
-        ((), "name a network, as in resnet20 or timm:resnet50"),
-        ((NET, "--weights", "none.pth"), "there is no file none.pth; --weights is a file, one"),
-        (("resnet18", "--weights", "pretrained"), "weights are those of another library; resnet18"),
-    ],
-)
-def test_a_mistake_is_one_line(capsys, monkeypatch, words, line):
-    assert line in fail(capsys, monkeypatch, "train", *words, *ON, *SMALL)
-    assert not list(Path().glob("runs/*/*.safetensors"))
-
-
-def test_a_library_that_is_not_there_is_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(
-        ValueError, match=r"timm cannot be imported .*: pip install '\.\[timm\]' in a clone"
-    ):
-        foreign.build(NET)
-    Run(NET, "mssar")  # a record is read without it
-
-
-# Weights
-
-
-def test_weights_are_in_before_the_layers_and_a_head_of_other_classes_is_fresh(weights):
-    there = safetensors.torch.load_file(weights)
-    begun = Run(NET, "mssar", weights=Initial.of(weights))
-    model, same = begun.begun(2), begun.begun(5).eval()
-    plain = foreign.build(NET, num_classes=5).eval()
-    plain.load_state_dict(there)
-    x = torch.randn(2, 3, 32, 32)
-    assert torch.equal(same(x), plain(x))  # nothing changed by the insertion
-    assert_same(
-        model.get_submodule("fc").state_dict(), begun.build(2).get_submodule("fc").state_dict()
-    )
-    assert torch.equal(model.get_submodule("conv1.0").weight, there["conv1.0.weight"])
-
-
-def test_weights_of_ours_gain_the_layers_on_the_way():
-    net = mssar.create_model("resnet8", num_classes=10).eval()
-    safetensors.torch.save_file(net.state_dict(), "ours.safetensors")
-    path = Path("ours.safetensors")
-    begun = Run("resnet8", "mssar", weights=Initial.of(path))
-    x = torch.randn(2, 3, 32, 32)
-    made = begun.begun(10)
-    assert torch.equal(made.eval()(x), net(x))
-    assert_same(begun.begun(4).fc.state_dict(), begun.build(4).fc.state_dict())
-    safetensors.torch.save_file(made.state_dict(), path)  # and those with layers are taken whole
-    again = Run("resnet8", "mssar", weights=Initial.of(path)).begun(10)
-    assert_same(again.state_dict(), made.state_dict())
-    with pytest.raises(ValueError, match=r"ours.safetensors is not what it was"):
-        begun.begun(10)
-
-
-@pytest.mark.parametrize("wrap", ["", "state_dict", "model"])
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_state_dicts_of_torch_save_are_read_in_their_wrappings(wrap, prefix):
-    state = {f"{prefix}fc.weight": torch.ones(2, 3)}
-    torch.save({"epoch": 3, wrap: state} if wrap else state, "net.pth")
-    found = initial.read(Path("net.pth"))
-    assert_same(found, {"fc.weight": torch.ones(2, 3)})
-
-
-class Trap:
-    def __reduce__(self) -> Any:
-        return (Path.touch, (Path("sprung"),))
-
-
-def test_a_file_is_never_executed():
-    for content in ({"fc.weight": Trap()}, Trap(), nn.Linear(2, 2)):
-        torch.save(content, "trap.pth")
-        with pytest.raises(ValueError, match=r"trap.pth holds more than tensors, and to unpickle"):
-            initial.read(Path("trap.pth"))
-    assert not Path("sprung").exists()
-    torch.save({"epoch": 3}, "other.pt")
-    with pytest.raises(ValueError, match=r"other.pt holds no state dict: 'epoch' is int"):
-        initial.read(Path("other.pt"))
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_files_of_torch_save_are_read_by_pieces(zipped, monkeypatch):
-    torch.save({"w": torch.ones(2, 3)}, "net.pth", _use_new_zipfile_serialization=zipped)
-    for piece in range(1, len(initial.BYTES) + 2):
-        monkeypatch.setattr(initial, "PIECE", piece)
-        assert_same(initial.read(Path("net.pth")), {"w": torch.ones(2, 3)})
-    torch.save({"w": torch.ones(2, 3), "b": b"1"}, "b.pth", _use_new_zipfile_serialization=zipped)
-    for piece in range(len(initial.BYTES), 3 * len(initial.BYTES)):  # wherever it is cut
-        monkeypatch.setattr(initial, "PIECE", piece)
-        with pytest.raises(ValueError, match=r"b.pth holds more than tensors"):
-            initial.read(Path("b.pth"))
-
-
-def test_what_is_no_file_of_torch_save_is_not_loaded(monkeypatch):
-    """By its first bytes: 2 GiB of nothing took 2 GiB of memory."""
-    with Path("nothing.pth").open("wb") as file:
-        file.truncate(2 << 30)
-    Path("empty.pth").touch()
-    Path("pickle.pth").write_bytes(pickle.dumps(3))
-    with tarfile.open("old.pth", "w") as tar:
-        tar.add("pickle.pth")
-    torch.save({"w": torch.ones(2, 3)}, "net.pth")
-    Path("torn.pth").write_bytes(Path("net.pth").read_bytes()[:-30])
-    Path("before.pth").write_bytes(b"#!/bin/sh\n" + Path("net.pth").read_bytes())
-    monkeypatch.setattr(torch, "load", None)
-    for name, reason in {
-        **dict.fromkeys(
-            ("nothing", "empty", "pickle", "old", "before"), "it does not begin as one"
-        ),
-        "torn": "File is not a zip file",
-    }.items():
-        said = rf"^{name}\.pth is no file of torch\.save \({reason}\)$"
-        with pytest.raises(ValueError, match=said):
-            initial.read(Path(f"{name}.pth"))
-
-
-def test_what_does_not_fit_is_refused_with_the_first_names(weights):
-    there = safetensors.torch.load_file(weights)
-    model = foreign.build(NET, num_classes=2)
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    name = "layer1.0.conv1.weight"
-    cases = {
-        rf"f does not fit ResNet: it lacks {name}$": {k: t for k, t in there.items() if k != name},
-        "it has besides a, b, c and 2 more$": there | {k: torch.ones(1) for k in "abcde"},
-        rf"it differs in {name} \(1,\), here \(": there | {name: torch.ones(1)},
-        r"it lacks fc.weight, fc.bias$": {k: t for k, t in there.items() if "fc." not in k},
-    }
-    for line, tensors in cases.items():
-        with pytest.raises(ValueError, match=line):
-            initial.fit(model, tensors, "f")
-    assert_same(model.state_dict(), before)
-    older = {k: t for k, t in there.items() if "num_batches_tracked" not in k}
-    initial.fit(model, older, "f")
-
-
-def test_layers_of_other_scales_are_refused():
-    made = foreign.build(NET, "mssar", 2, scales=(1, 2, 4))
-    with pytest.raises(ValueError, match=r"^f does not fit ResNet: "):
-        foreign.build(NET, "mssar", 2, tensors=made.state_dict(), source="f", scales=(4, 2, 1))
-
-
-# Runs
+__all__ = ["_tree", "pytestmark", "weights"]  # fixtures, and what is needed
 
 
 def test_weights_and_colours_are_part_of_a_run_where_there_are_any():
@@ -475,21 +217,3 @@ def test_a_torchvision_network_that_drops_is_trained_alike_in_parts():
                         training.save()
                         break
     assert_same(learnt(Path("parts")), learnt(Path("whole")))
-
-
-@pytest.mark.parametrize("recalibration", ["none", "mssar"])
-def test_resnet50_as_keras_has_it(recalibration):
-    """Strides before the 3×3 convolutions, and BN's eps; the names and shapes are torchvision's."""
-    made = foreign.build("torchvision:resnet50_keras", recalibration, 3)
-    usual = foreign.build("torchvision:resnet50", recalibration, 3)
-    assert made.layer3[0].conv1.stride == usual.layer3[0].conv2.stride == (2, 2)
-    assert made.layer3[0].conv2.stride == usual.layer3[0].conv1.stride == (1, 1)
-    assert made.layer1[0].bn3.eps == 1e-3 != usual.layer1[0].bn3.eps
-    shapes, expected = ({n: t.shape for n, t in m.state_dict().items()} for m in (made, usual))
-    assert shapes == expected
-    x = torch.randn(1, 3, 64, 64)
-    made.load_state_dict(usual.state_dict())
-    with torch.no_grad():
-        assert not torch.equal(made.eval()(x), usual.eval()(x))
-    with pytest.raises(ValueError, match="torchvision cannot bring weights of resnet50_keras"):
-        foreign.pretrained("torchvision:resnet50_keras")

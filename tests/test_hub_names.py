@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from finetuning import ON, SMALL, _tree, folder_of, last_record, pytestmark
 from lab import learnt
-from test_cli import fail
-from test_finetune import ON, SMALL, _tree, folder_of, last_record, pytestmark, run
+from test_cli import fail, run
 
 import mssar
 from mssar.lab.run import Run
