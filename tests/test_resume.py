@@ -418,3 +418,4 @@ def test_the_time_left_is_a_number_after_any_stop(tmp_path, pauses):
     log = Log()
     trained(RUN, arrays(), tmp_path, log)
     assert all(0 <= moment.left < 3600 for _, moment in log.moments)
+    assert log.moments[0][1].left > 0

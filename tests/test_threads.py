@@ -310,3 +310,20 @@ def test_the_time_left_of_a_run_whose_first_step_is_slow(tmp_path, monkeypatch):
     for left, then in zip(said[:-1], passed[:-1], strict=True):
         assert (passed[-1] - then) / 2 <= left <= 2 * (passed[-1] - then)
     assert said[-1] == 0
+
+
+def test_the_time_left_is_told_from_the_first_step_on(tmp_path, monkeypatch):
+    """Where a block of steps takes minutes, nothing else tells it in these."""
+    step, log = Learner.step, Log()
+
+    def slow(self, number):
+        time.sleep(0.1)
+        step(self, number)
+
+    monkeypatch.setattr(Learner, "step", slow)
+    monkeypatch.setattr("mssar.lab.engine.training.TICK", 0.0)
+    trained(tiny(0, epochs=1, batch=2), arrays(), tmp_path, log)
+    first, *_, last = [moment for _, moment in log.moments]
+    assert first.step == 1
+    left = last.seconds - first.seconds
+    assert left / 2 <= first.left <= 2 * left

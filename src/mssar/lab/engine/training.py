@@ -315,12 +315,15 @@ class Training:
         return losses
 
     def _left(self, epochs: float) -> float:
-        """Seconds for so many epochs, by what they took of late."""
+        """Seconds for so many epochs, by what they took of late, or by the first one's steps."""
         seconds = self._tempo.seconds(epochs)
         if seconds is not None:
             return seconds
-        past = [found["seconds"] for found in self.progress.history]
-        return epochs * median(past) if past else 0.0
+        past: list[float] = [found["seconds"] for found in self.progress.history]
+        if past:
+            return epochs * median(past)
+        spent = self.progress.seconds + time.monotonic() - self._clock
+        return epochs * spent * len(self.feed.sizes) / self.progress.step
 
     def _diverge(self, loss: float, when: str) -> None:
         raise DivergedError(f"the loss is {loss} {when}", self.run, self.directory)
