@@ -207,8 +207,12 @@ def test_own_pictures_are_explained_without_the_data_set(monkeypatch, finished):
 
 def test_a_folder_to_share_has_the_file_a_configuration_and_a_card(finished, capsys, monkeypatch):
     folder, record = finished
-    run("weights", str(folder), "net", "--half")
-    run("weights", str(folder), "x.safetensors", "--half")
+    said = run("weights", str(folder), "net", "--half").stdout
+    files = ["model.safetensors", "config.json", "README.md"]
+    assert sorted(path.name for path in Path("net").iterdir()) == sorted(files)
+    line = f"with {files[0]}, {files[1]} and {files[2]}; net.safetensors would be a single file"
+    assert said.splitlines()[1] == f"a folder to share, {line}"
+    assert "folder" not in run("weights", str(folder), "x.safetensors", "--half").stdout
     assert Path("net/model.safetensors").read_bytes() == Path("x.safetensors").read_bytes()
     network = mssar.from_pretrained("net")
     assert network.note == note_of("x.safetensors")

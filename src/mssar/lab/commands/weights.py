@@ -38,7 +38,7 @@ def weights(
     from mssar.durable import write_whole
     from mssar.lab import data
     from mssar.lab.engine import weights as engine
-    from mssar.networks.sharing import write
+    from mssar.networks.sharing import CARD, CONFIG, WEIGHTS, write
     from mssar.surgery.sharing import described
 
     place, shared = _place(file)
@@ -51,11 +51,15 @@ def weights(
     note = engine.note(chosen, record, found, score)
     content = engine.file(state, note)
     kind = "half precision" if half else "single precision"
+    name = place.resolve().name
     if shared:
-        write(place, config, content, recorded, place.resolve().name, note=note, precision=kind)
+        write(place, config, content, recorded, name, note=note, precision=kind)
     else:
         write_whole(place, content)
     print(f"{place}: {chosen.run.label}, {found.name}, {kind}, {len(content):,} bytes")
+    if shared:
+        files = f"{WEIGHTS}, {CONFIG} and {CARD}"
+        print(f"a folder to share, with {files}; {name}.safetensors would be a single file")
     print(f"error {score.error:.2f}% measured again, {record.error:.2f}% recorded")
 
 
