@@ -150,3 +150,10 @@ def test_results_stand_beside_the_network_without_recalibration():
     assert rows[0][:6] == ["resnet8", "none", "tiny", "0", "40.00%", "10"]
     assert rows[1][:6] == ["resnet8", "mssar", "tiny", "0", "38.50%", "-1.50"]
     assert rows[2][4:6] == ["10.00%", "0.33%"]  # nothing to compare it with
+
+
+@pytest.mark.parametrize("classes", [5, 6])
+def test_results_have_top_5_where_one_could_be_wrong(classes):
+    console = plain()
+    console.print(results([made(run=RUN.as_dict(), data={"classes": classes})]))
+    assert ("top-5" in said(console)) == ("0.33%" in said(console)) == (classes > 5)

@@ -207,8 +207,10 @@ class Both(Observer):
 def results(records: Sequence[Record], width: int = WIDE) -> Table:
     """Finished runs, beside the network without recalibration where that was trained too."""
     counts = ("parameters", "multiply-adds") if width >= WIDE else ()
+    # Among five classes or fewer, none could be wrong.
+    five = ("top-5",) if any(r.data["classes"] > 5 for r in records) else ()
     table = Table("network", "", "data", box=box.SIMPLE_HEAD)
-    for heading in ("seed", "error", "to none", "top-5", *counts, "time"):
+    for heading in ("seed", "error", "to none", *five, *counts, "time"):
         table.add_column(heading, justify="right", no_wrap=True)
     plain = {_beside(r): r.error for r in records if r.run["recalibration"] == "none"}
     for record in records:
@@ -221,7 +223,7 @@ def results(records: Sequence[Record], width: int = WIDE) -> Table:
             str(run["seed"]),
             f"{record.error:.2f}%",
             "" if base is None else f"{record.error - base:+.2f}",
-            f"{record.error5:.2f}%" if record.data["classes"] > 5 else "",  # none could be wrong
+            *([f"{record.error5:.2f}%" if record.data["classes"] > 5 else ""] if five else []),
             *([f"{record.params:,}", f"{record.macs:,}"] if counts else []),
             duration(record.seconds),
         )
