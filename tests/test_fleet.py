@@ -96,7 +96,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert outcome.records[0] == first
     assert [run for run, _, _ in log.started] == runs[1:]
     (message,) = log.messages
-    assert message.startswith("resnet8 none, seed 0: finished before, in ")
+    assert message.startswith("resnet8 none tiny seed 0: finished before, in ")
 
 
 def test_a_finished_run_of_another_precision_is_not_this_one(tmp_path):

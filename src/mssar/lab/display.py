@@ -67,7 +67,7 @@ class Lines(Observer):
 
     def _say(self, run: Run, *parts: str) -> None:
         self._spoke[run] = time.monotonic()
-        self._print("  ".join((_name(run), *parts)))
+        self._print("  ".join((str(run), *parts)))
 
     def _print(self, line: str) -> None:
         self.console.print(line, markup=False, soft_wrap=True)
@@ -138,7 +138,7 @@ class Board(Observer):
             table.add_column(heading, justify="right", no_wrap=True)
         for row in list(self.rows.values()):  # while another thread adds one
             table.add_row(
-                Text(_name(row.run)),
+                Text(str(row.run)),
                 f"{row.epoch}/{row.run.recipe.epochs}",
                 *([ProgressBar(total=1.0, completed=row.share, width=20)] if wide else []),
                 "" if row.loss is None else f"{row.loss:.4f}",
@@ -233,7 +233,3 @@ def results(records: Sequence[Record], width: int = WIDE) -> Table:
 def _beside(record: Record) -> tuple[str, str, int, str]:
     run = record.run
     return run["network"], run["dataset"], run["seed"], f"{run['recipe']} {run.get('weights')}"
-
-
-def _name(run: Run) -> str:
-    return f"{run.label} {run.dataset} seed {run.seed}"

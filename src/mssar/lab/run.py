@@ -159,6 +159,9 @@ class Run:
             return mean, std
         return _bytes(self.normalisation.mean), _bytes(self.normalisation.std)
 
+    def __str__(self) -> str:
+        return f"{self.label} {self.dataset} seed {self.seed}"
+
     @property
     def label(self) -> str:
         """Short, for people: ``resnet20 mssar scales=1,2``; only what is not the default."""

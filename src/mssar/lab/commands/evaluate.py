@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,9 +17,7 @@ from mssar.lab.commands.groups import grouped, options_of
 @grouped
 def evaluate(
     *,
-    run: Annotated[
-        Path, typer.Argument(help="A run's folder, a checkpoint, or weights: a file or a name.")
-    ],
+    run: opt.Trained,
     data_dir: opt.DataDir = None,
     by_class: Annotated[bool, typer.Option("--classes", help="The error of each class.")] = False,
     as_json: opt.AsJson = False,

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    run: Annotated[
-        Path, typer.Argument(help="A run's folder, a checkpoint, or weights: a file or a name.")
-    ],
+    run: opt.Trained,
     images: Annotated[
         list[str],
         typer.Argument(metavar="IMAGE...", help="Files, or test:17 for a test image by number."),

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Annotated[
-        Path, typer.Argument(help="A run's folder, a checkpoint, or weights: a file or a name.")
-    ],
+    run: opt.Trained,
     file: Annotated[
         Path | None,
         typer.Argument(help="What to write; the run's name here by default.", show_default=False),

@@ -24,6 +24,9 @@ DataDir: TypeAlias = Annotated[
     Path | None,
     typer.Option(help="Where data sets lie; else $MSSAR_DATA, else the user's cache folder."),
 ]
+Trained: TypeAlias = Annotated[
+    Path, typer.Argument(help="A run's folder, a checkpoint, or weights: a file or a name.")
+]
 Runs: TypeAlias = Annotated[Path, typer.Option(help="Folder for runs, one folder each.")]
 Budget: TypeAlias = Annotated[
     str | None, typer.Option("--time-budget", help="Stop in time, as in 9m or 1h30m, and save.")

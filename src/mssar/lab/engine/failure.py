@@ -20,7 +20,7 @@ class DivergedError(RuntimeError):
     """A number that is not finite: the run cannot go on. It says all there is to say."""
 
     def __init__(self, what: str, run: Run, directory: Path) -> None:
-        super().__init__(f"{_who(run)}: {what}{kept(run, directory)}; try a lower --lr")
+        super().__init__(f"{run}: {what}{kept(run, directory)}; try a lower --lr")
 
 
 def reason(error: Exception, run: Run, directory: Path) -> str:
@@ -36,11 +36,7 @@ def reason(error: Exception, run: Run, directory: Path) -> str:
         what = f"{type(error).__name__}: {what:.300}"
         write_whole(directory / NAME, "".join(traceback.format_exception(error)).encode())
         advice = f"; {directory / NAME} says where"
-    return f"{_who(run)}: {what}{kept(run, directory)}{advice}"
-
-
-def _who(run: Run) -> str:
-    return f"{run.label} {run.dataset} seed {run.seed}"
+    return f"{run}: {what}{kept(run, directory)}{advice}"
 
 
 def kept(run: Run, directory: Path) -> str:

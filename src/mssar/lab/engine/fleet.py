@@ -267,7 +267,7 @@ class _Fleet:
         if self.world.any(done is not None, self.execution.device):
             if done:
                 self._done(run, done)
-                self.observer.said(f"{run.label}, seed {run.seed}: finished before, in {directory}")
+                self.observer.said(f"{run}: finished before, in {directory}")
             return None
         begun = time.monotonic()
         lane = self.lanes.pop() if self.lanes else own_lane(self.execution)

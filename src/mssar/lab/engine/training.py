@@ -236,7 +236,7 @@ class Training:
         self.observer.began(self.run, progress.epoch, self.directory)
         if 0 < progress.step < steps:
             where = f"epoch {progress.epoch + 1} from step {progress.step + 1}"
-            self.observer.said(f"{self.run.label}, seed {self.run.seed}: goes on in {where}")
+            self.observer.said(f"{self.run}: goes on in {where}")
         self._clock = self._begun = self._looked = time.monotonic()
         self._images = 0
         while progress.epoch < recipe.epochs:
