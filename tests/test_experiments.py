@@ -5,7 +5,9 @@ from itertools import pairwise
 from statistics import mean, stdev
 
 import pytest
+import torch
 
+import mssar
 from mssar.lab import records
 from mssar.lab.experiments import EXPERIMENTS, Experiment, paper
 from mssar.lab.experiments.cell import Cell
@@ -127,7 +129,7 @@ def test_table_3_has_the_resnets_at_reduction_3_at_its_end():
 def test_table_4_has_the_published_errors_and_deviations():
     found = {}
     for c in cells("table4"):
-        scales = c.run(0).options.get("scales")
+        scales = c.options.get("scales")
         found[c.row.network, scales, c.dataset] = (c.published, c.spread)
     wanted = {}
     for scales, text in TABLE4.items():
@@ -168,6 +170,28 @@ def test_stage_has_the_published_errors_and_says_what_is_odd_about_them():
     )
     assert single.errors == odd.errors
     assert all("scales=1" in c.remark for c in cells("stage") if c.row is single)
+
+
+def test_one_scale_alone_is_trained_once_as_se():
+    """Its networks begin alike and compute alike, so their records are the same."""
+    trained_as_se = [c for c in cells("table4") if c.options.get("scales") == (1,)]
+    assert {c.row.network for c in trained_as_se} == {"resnet56", "densenet100"}
+    for cell in trained_as_se:
+        run = cell.run(0)
+        assert (run.recalibration, run.dataset) == ("se", cell.dataset)
+        torch.manual_seed(run.seed)
+        one = mssar.create_model(run.network, "mssar", **cell.options).state_dict()
+        torch.manual_seed(run.seed)
+        se = mssar.create_model(run.network, "se", **run.options).state_dict()
+        assert one.keys() == se.keys()
+        assert all(torch.equal(one[name], se[name]) for name in one)
+    recorded = record_of(run_of("resnet56", "se"), error=6.3)
+    states = plan(["table3", "table4"], [recorded], nets=["resnet56"], datasets=["cifar10"]).cells
+    found = {(state.experiment, state.cell.label) for state in states if state.mean == 6.3}
+    assert found == {
+        ("table3", "resnet56 se on cifar10"),
+        ("table4", "resnet56 mssar scales=1 on cifar10"),
+    }
 
 
 def test_strategy_invents_no_errors():
@@ -219,9 +243,9 @@ def test_a_label_says_what_the_cell_is_about():
 def test_a_run_of_several_experiments_is_trained_once():
     every = plan(EXPERIMENTS, seeds=1)
     assert len(set(map(key, every.missing))) == len(every.missing)
-    # Shared with table 3: two rows of each network in table 4 on two data sets, a regional row of
-    # each network, the multi-stage ones.
-    assert len(every.missing) == 32 + (32 - 8) + (8 - 4) + (4 - 2) + 9
+    # Shared with table 3: in table 4, on two data sets, two rows of each network and ResNet-56 with
+    # scale 1 alone, which is SE; a regional row of each network; the multi-stage ones.
+    assert len(every.missing) == 32 + (32 - 8 - 2) + (8 - 4) + (4 - 2) + 9
 
 
 def test_one_record_counts_wherever_its_run_appears():

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import pickle
 import re
@@ -86,6 +87,25 @@ def test_stopped_at_every_pause_it_ends_the_same(tmp_path, unbroken):
     assert record.interruptions == pauses - 1 == 2 * (3 + 1)
     with_times = sum(epoch.seconds for epoch in record.epochs)
     assert record.seconds == pytest.approx(with_times)
+
+
+def test_runs_on_the_device_are_counted_before_a_stop_too(tmp_path):
+    """So that a run's share of its seconds is not that of its last part alone."""
+    with opened(RUN, arrays(), tmp_path) as training:
+        work = training.work()
+        for _ in range(PAUSES):
+            next(work)
+            training.company.add(9)
+        training.save()
+    with opened(RUN, arrays(), tmp_path) as training:
+        turns = 0
+        for _ in training.work():
+            if finished(tmp_path) is None:
+                training.company.add(1)
+                turns += 1
+    wanted = math.ceil((9 * PAUSES + turns) / (PAUSES + turns))
+    assert 1 < wanted < 9
+    assert finished(tmp_path).execution["together"] == wanted
 
 
 def test_without_saving_it_goes_on_from_the_last_epoch(tmp_path, unbroken):

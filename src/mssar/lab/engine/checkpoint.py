@@ -61,6 +61,8 @@ class Progress:
     makers: list[dict[str, str]] = field(default_factory=list)  # hardware and source, in turn
     threads: _Threads = 0  # of a CPU, from its beginning to its end; 0: not known
     bn_over: list[int] = field(default_factory=list)  # images of a step that BN is over, in turn
+    turns: Natural = 0  # since its beginning
+    beside: Natural = 0  # the runs on the device, itself among them, summed over its turns
     schema: int = SCHEMA
 
 

@@ -105,6 +105,7 @@ class Training:
             str(uuid.uuid4()),
             result.now(),
         )
+        self._before = Company(self.progress.turns, self.progress.beside)
         maker = provenance.maker(self.execution.device)
         if maker not in self.progress.makers:
             self.progress.makers.append(maker)
@@ -180,9 +181,17 @@ class Training:
             self._require_good(state)
             if self.world.leads:
                 self.progress.seconds += self._lap()
+                company = self._company
+                self.progress.turns, self.progress.beside = company.turns, company.runs
                 checkpoint.write(self.directory, self.progress, state)
             self._kept = self.position
             self.world.wait()  # whoever leaves first has the others stopped
+
+    @property
+    def _company(self) -> Company:
+        """Since its beginning, here and before it was stopped."""
+        before, here = self._before, self.company
+        return Company(before.turns + here.turns, before.runs + here.runs)
 
     def _require_good(self, state: checkpoint.Brought) -> None:
         """The last step may have spoilt what its own loss does not show yet."""
@@ -367,7 +376,7 @@ class Training:
             self.progress,
             self.execution,
             processes=self.world.size,
-            together=self.company.mean,
+            together=self._company.mean,
             stacked=self.stacked,
             unreadable=self.feed.unreadable if self.feed.loads else None,
         )

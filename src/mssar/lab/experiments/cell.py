@@ -21,9 +21,12 @@ class Cell:
     remark: str = ""
 
     def run(self, seed: int) -> Run:
-        row = self.row
+        """One scale alone is SE, and trained once, by that name."""
+        row, kind, options = self.row, self.row.recalibration, self.options
+        if options.get("scales") == (1,):
+            kind, options = "se", {k: v for k, v in options.items() if k != "scales"}
         recipe = usual_recipe(row.network, self.dataset)
-        return Run(row.network, row.recalibration, self.options, self.dataset, recipe, seed)
+        return Run(row.network, kind, options, self.dataset, recipe, seed)
 
     @property
     def options(self) -> dict[str, Any]:
