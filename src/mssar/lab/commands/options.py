@@ -52,7 +52,13 @@ class How:
 
     device: Annotated[str, _how("auto, cpu, cuda, cuda:1.")] = "auto"
     precision: Annotated[str | None, _how("bf16 (by default on a GPU), tf32, fp32.")] = None
-    compile: Annotated[bool, _how("torch.compile the network.", "--compile")] = False
+    compile: Annotated[
+        bool | None,
+        _how(
+            "torch.compile the network; by default in trainings on a GPU that are long enough.",
+            "--compile/--no-compile",
+        ),
+    ] = None
     graph: Annotated[bool, _how("CUDA graphs.", "--graph/--no-graph")] = True
     deterministic: Annotated[bool, _how("The same bits every time.", "--deterministic")] = False
     fleet: Annotated[

@@ -136,4 +136,5 @@ def carry_out(
         budget=budget,
         record_in=record_in,
         anew=anew,
+        may_compile=how.compile is None,
     )

@@ -57,6 +57,7 @@ def carry_out(folder: Path, number: int) -> Outcome:
                 budget=order.budget,
                 watching=partial(watching, order.tensorboard),
                 record_in={},  # each has its record in its folder: they are collected from there
+                may_compile=order.how.get("compile") is None,
             )
         except Exception as error:
             why = (

@@ -88,7 +88,10 @@ def execution_for(
     threads: int | None = None,
     **rest: Any,
 ) -> Execution:
-    """How to compute, from what was asked for: what was not is chosen for this machine."""
+    """How to compute, from what was asked for: what was not is chosen for this machine.
+
+    Whether compiling pays depends on the runs (``compiling``): here it is off if not asked for.
+    """
     if launched() and torch.cuda.is_available():
         if device.startswith("cuda:"):
             raise ValueError(f"each process takes a GPU of its own: --device cuda, not {device}")
@@ -99,6 +102,7 @@ def execution_for(
         torch.cuda.set_device(where)
     precision = precision or ("bf16" if where.type == "cuda" else "fp32")
     workers = (os.cpu_count() or 1) if workers is None else workers
+    rest["compile"] = bool(rest.get("compile"))
     return Execution(where, precision, workers=workers, threads=threads or 0, **rest)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from mssar.lab import data, records
 from mssar.lab.data import Data, places
+from mssar.lab.engine import compiling
 from mssar.lab.engine.execution import Execution, keep_compiled
 from mssar.lab.engine.fleet import Outcome, train
 from mssar.lab.engine.observer import Observer
@@ -41,11 +43,13 @@ def carry_out(
     budget: float | None = None,
     record_in: Mapping[Run, Path],
     anew: bool = False,
+    may_compile: bool = False,
 ) -> Outcome:
     """Train runs, alone or with the processes that torchrun started.
 
     ``watching`` is entered by the process that leads. ``record_in`` has the file for each one's
-    record; it is empty where those in their folders are enough.
+    record; it is empty where those in their folders are enough. ``may_compile``: where that pays,
+    and nobody has said.
     """
     begun = time.monotonic()
     load = loader(data_dir)
@@ -53,6 +57,8 @@ def carry_out(
         run.check()
     for name in dict.fromkeys(run.dataset for run in runs):
         load(name)  # what is missing is said before anything begins
+    compiles = may_compile and compiling.pays(runs, load, how, budget)
+    how = replace(how, compile=True) if compiles else how
     if how.device.type == "cuda" or how.compile:
         # A tree of photographs is the user's own.
         own = {run.dataset for run in runs} <= {"cifar10", "cifar100"}
@@ -68,6 +74,8 @@ def carry_out(
         at_once = width or max(stack, 4 if how.device.type == "cuda" else 1)
         ready = time.monotonic() - begun
         with watching() if world.leads else nullcontext(Observer()) as observer:
+            if compiles:
+                observer.said("networks are compiled first, a minute or so; not with --no-compile")
             outcome = train(
                 runs,
                 load,
