@@ -30,7 +30,10 @@ MEASURED = ("docs/imagenet.md", "docs/measurements.md", "docs/performance.md")
 TOOLS = ("tools/write-results", "tools/costs.py", "tools/courses.py", "tools/imagenet.py")
 DATA = tuple(
     f"records/{name}"
-    for name in ("table3.jsonl", "weight_decay.jsonl", "fruit.jsonl", "costs.toml")
+    for name in (
+        *("table3.jsonl", "weight_decay.jsonl", "fruit.jsonl", "costs.toml"),
+        "timings/h200.jsonl",
+    )
 )
 
 
