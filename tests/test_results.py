@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from mssar.lab import records
+from mssar.lab import records, timings
 from mssar.lab.experiments import paper
 from mssar.lab.report import welch
 from mssar.lab.report.groups import claim
@@ -371,6 +371,21 @@ def test_a_cost_stands_once_and_changes_on_every_page(copied):
         ("docs/measurements.md", f" +{before} % | +9.87 % | +{se} % | +8 %, missed |"),
     ):
         assert f"{row}{rest}\n" in (copied / name).read_text()
+
+
+def test_what_is_said_of_the_small_networks_cost_follows_from_what_was_measured():
+    costs = tomllib.loads((ROOT / "records" / "costs.toml").read_text())["overhead"]
+    took = {
+        one.recalibration: one.median_ms
+        for one in timings.read(ROOT / "records" / "timings")
+        if (one.network, one.what) == ("resnet56", "training")
+    }
+    more, compiled = 100 * (took["mssar"] / took["none"] - 1), costs["resnet56-train"]
+    said = (
+        f"A CIFAR ResNet-56 trains {more:.0f} % slower in a CUDA graph, and compiled "
+        f"{compiled['mssar']:.0f} % (timm's SE {compiled['se']:.0f} %)."
+    )
+    assert said in (ROOT / "README.md").read_text()
 
 
 def test_a_number_in_a_sentence_is_written_too(copied):
