@@ -157,6 +157,17 @@ def test_labels_have_names_as_people_write_them() -> None:
     assert "against resnet20 MS-SAR scales=1, SE; published" in text
 
 
+def test_a_remark_leads_to_the_documentation_only_beside_it() -> None:
+    of = pages.reproduction()
+    remark = "its gain depends on the weight decay"
+    rows = (replace(of.tables[0].rows[2], remark=remark), *of.tables[0].rows[3:])
+    of = replace(of, tables=(replace(of.tables[0], rows=rows),))
+    linked = f'<a href="results.html#a-larger-weight-decay">{remark}</a>'
+    assert linked in page.html(of, home="index.html")
+    assert linked not in page.html(of)
+    assert f'<td role="cell" class="remark" data-value="{remark}">{remark}' in page.html(of)
+
+
 def test_progress_counts_the_papers_results() -> None:
     of = pages.reproduction()
     others = replace(of.tables[1], name="others")

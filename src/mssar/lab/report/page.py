@@ -99,7 +99,7 @@ def _scripts() -> tuple[str, str, str]:
 
 def tables(page: Page) -> str:
     """All of them, without what is around."""
-    return filled("tables.html", page=page, words=wording()[page.kind])
+    return filled("tables.html", page=page, words=wording()[page.kind], home=None)
 
 
 def _rounded(value: Any) -> Any:
