@@ -223,6 +223,12 @@ def test_the_block_with_most_to_see_is_shown_first(show: Any) -> None:
     assert f"Block {explained.blocks[5].name} (6 of 9" in tab.locator("#shown").inner_text()
 
 
+def test_that_colours_are_stretched_is_said_beside_them(show: Any) -> None:
+    tab = show(pages.demo())
+    beside = tab.locator(".stage").inner_text()
+    assert "from the smallest to the largest weight of this block and channel, not from 0" in beside
+
+
 def grid(side: int, values: list[int]) -> Grid:
     return Grid(side, side, base64.b64encode(bytes(values)).decode())
 
