@@ -14,9 +14,9 @@ from mssar.lab.experiments.plan import plan_for
 from mssar.lab.recipes import varied
 from mssar.lab.report import tables
 from mssar.lab.report.collect import Collection
-from mssar.lab.report.findings import claims, comparison, coverage
+from mssar.lab.report.findings import at_once, claims, comparison, coverage
 from mssar.lab.report.groups import claim, grouped, named, provenance
-from mssar.lab.report.welch import margin, quantile
+from mssar.lab.report.welch import margin, p_value, quantile
 
 
 def some(errors, **run):
@@ -198,6 +198,44 @@ def test_findings_say_what_the_numbers_say():
     assert claims(tables.paper_tables([])) == []
 
 
+def test_only_what_the_paper_claims_can_hold():
+    """SE is not in its main table, and reduction=3 is another reading of its row."""
+    none, ours = [8.8, 8.4, 8.6], [7.8, 7.6, 7.7]
+    narrow = some(ours, recalibration="mssar", reduction=3)
+    recorded = some(none) + some(ours, recalibration="mssar") + some(ours, recalibration="se")
+    main = table("table3", [*recorded, *narrow])
+    told = {
+        (kind, options): row(main, "resnet20", kind, options=options).outcome
+        for kind, options in (("none", ""), ("mssar", ""), ("se", ""), ("mssar", "reduction=3"))
+    }
+    assert list(told.values()) == ["", "holds", "lower", "lower"]
+    worse = table("table3", some(ours) + some(none, recalibration="se"))
+    assert row(worse, "resnet20", "se").outcome == "higher"
+    few = table("table3", some(ours) + some(none[:2], recalibration="se"))
+    assert row(few, "resnet20", "se").outcome == "unclear"
+
+
+def test_the_page_says_how_many_comparisons_it_makes_and_which_hold_at_once():
+    def runs(none, se, ours, network="resnet56"):
+        kinds = {"none": none, "se": se, "mssar": ours}
+        return [
+            r for k, errors in kinds.items() for r in some(errors, network=network, recalibration=k)
+        ]
+
+    # Against none SE and MS-SAR; against SE, which the table of scales has, MS-SAR. That table's
+    # scale 1 is the same SE, and counts once.
+    recorded = runs([7.0, 7.1, 6.9], [6.6, 7.0, 6.8], [6.0, 6.1, 5.9])
+    (said,) = at_once(tables.paper_tables(recorded))
+    assert said.startswith("This page makes 3 comparisons.")
+    assert "(Bonferroni: p below 0.017)" in said
+    p = p_value(1.0, 0.1, 3, 0.1, 3)
+    assert f"resnet56 MS-SAR against none on CIFAR-10 (p = {p:.2g}); " in said
+    assert "SE against none" not in said
+    (said,) = at_once(tables.paper_tables(runs(*[[7.0, 7.4, 6.9]] * 3)))
+    assert said.endswith("what remains is: none.")
+    assert at_once(tables.paper_tables(recorded[:3])) == []
+
+
 def test_the_demo_claims_no_more_than_its_runs_allow():
     def said(none, ours):
         groups = grouped(some(none) + some(ours, recalibration="mssar"))
@@ -246,6 +284,16 @@ def test_another_precision_is_another_run():
 )
 def test_quantiles_are_those_of_the_tables(freedom, t):
     assert quantile(0.975, freedom) == pytest.approx(t, abs=5e-4)
+
+
+def test_a_p_value_and_an_interval_agree():
+    """At the interval's edge chance does as much once in twenty; and as Student's tables say."""
+    for sides in ((0.3, 5, 0.2, 3), (0.1, 3, 0.1, 3), (0.0, 4, 0.4, 4)):
+        assert p_value(margin(*sides), *sides) == pytest.approx(0.05)
+        assert p_value(-margin(*sides), *sides) == pytest.approx(0.05)
+    # Four degrees of freedom: t = 4.604 is the two-sided quantile of 1 %.
+    assert p_value(4.604 * 0.1 * (2 / 3) ** 0.5, 0.1, 3, 0.1, 3) == pytest.approx(0.01, abs=1e-5)
+    assert (p_value(0.1, 0, 3, 0, 3), p_value(0, 0, 3, 0, 3)) == (0, 1)
 
 
 def test_one_exact_side_leaves_the_other_sides_interval():

@@ -18,7 +18,7 @@ from mssar.lab.report import figures, tables
 from mssar.lab.report.collect import Collection
 from mssar.lab.report.comparison import comparisons
 from mssar.lab.report.content import Comparison, Explained, Page, Table
-from mssar.lab.report.findings import claims, compared, comparison, coverage
+from mssar.lab.report.findings import at_once, claims, compared, comparison, coverage
 from mssar.lab.report.groups import Group, grouped, provenance
 from mssar.lab.report.maps import explained
 from mssar.networks.weights import PRETRAINED, read
@@ -79,7 +79,7 @@ def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = Fa
         found,
         "reproduction",
         "MS-SAR: the paper and our runs",
-        (*claims(made), *coverage(made)),
+        (*claims(made), *at_once(made), *coverage(made)),
         made,
         groups,
         maps,

@@ -24,6 +24,7 @@ class Claim:
     gain: float | None  # ours
     margin: float | None  # of our gain: half of Welch's 95 % interval
     verdict: Verdict
+    p: float | None = None  # how often chance alone would make such a gain, either way
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,15 @@ class Row:
     remark: str = ""
     left: int = 0  # runs; one that is missing in two rows is left in both, and trained once
     seconds_left: float | None = None
+
+    @property
+    def outcome(self) -> str:
+        """The verdict; where the paper claims nothing, only which error is lower."""
+        if self.claim is None:
+            return ""
+        if self.claim.published is not None and not self.additional:
+            return self.claim.verdict
+        return {"holds": "lower", "reversed": "higher"}.get(self.claim.verdict, self.claim.verdict)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mssar.lab.report.content import Claim, Compared, Comparison, Row, Table
 from mssar.lab.report.phrases import plus_minus, spelt, wording
-from mssar.lab.report.welch import margin
+from mssar.lab.report.welch import LEVEL, margin
 
 DATA = {
     "cifar10": "CIFAR-10",
@@ -41,6 +41,36 @@ def _finding(row: Row, claim: Claim, gain: float) -> str:
         return f"{said}. With so few runs that may be chance."
     verdict = "may be chance" if abs(gain) <= claim.margin else "is more than chance"
     return f"{said}. That {verdict}."
+
+
+def at_once(made: Sequence[Table]) -> list[str]:
+    """How many comparisons there are, and which would hold together (Bonferroni)."""
+    found: dict[tuple[object, ...], tuple[float, str]] = {}
+    for row in (row for table in made for row in table.rows):
+        if row.claim and row.claim.p is not None:  # two tables may make the same one
+            told = f"{_named(row)} against {_other(row.claim)} on {_data(row.dataset)}"
+            found.setdefault((row.runs, row.claim.gain), (row.claim.p, told))
+    if len(found) < 2:
+        return []
+    count, level = len(found), (1 - LEVEL) / len(found)
+    held = [f"{told} (p = {p:.2g})" for p, told in sorted(found.values()) if p < level]
+    return [
+        f"This page makes {count} comparisons. Where nothing differs, one in twenty still passes "
+        f"by chance. If all {count} are to be right at once (Bonferroni: p below {level:.2g}), "
+        f"what remains is: {'; '.join(held) or 'none'}."
+    ]
+
+
+def _named(row: Row) -> str:
+    return " ".join(part for part in (row.network, spelt(row.recalibration), row.options) if part)
+
+
+def _other(claim: Claim) -> str:
+    return " ".join(spelt(word) for word in claim.against.split())
+
+
+def _data(name: str) -> str:
+    return DATA.get(name, spelt(name))
 
 
 def coverage(made: Sequence[Table]) -> list[str]:

@@ -13,7 +13,7 @@ from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.recipes import UNWRITTEN
 from mssar.lab.records import Record, later
 from mssar.lab.report.content import Claim, Verdict
-from mssar.lab.report.welch import margin
+from mssar.lab.report.welch import margin, p_value
 from mssar.lab.run import Run, text_of, usual_recipe
 
 ENOUGH = 3  # runs of either side, to judge by their spread; the paper's own number
@@ -131,9 +131,10 @@ def claim(
     if min(len(ours), len(theirs)) < ENOUGH:
         return Claim(against, published, gain, None, "unclear")
     spreads = [stdev(r.error for r in side) for side in (ours, theirs)]
-    chance = margin(spreads[0], len(ours), spreads[1], len(theirs))
+    sides = (spreads[0], len(ours), spreads[1], len(theirs))
+    chance = margin(*sides)
     verdict: Verdict = "none" if abs(gain) <= chance else "holds" if gain > 0 else "reversed"
-    return Claim(against, published, gain, chance, verdict)
+    return Claim(against, published, gain, chance, verdict, p_value(gain, *sides))
 
 
 def provenance(record: Record) -> dict[str, str]:
