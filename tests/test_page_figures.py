@@ -14,15 +14,44 @@ pytestmark = pytest.mark.browser
 
 
 def finished(**changes: Any) -> Page:
-    """With no run on its way, so that the first data set is shown."""
+    """With no run on its way, and of one data set."""
     of = pages.reproduction()
-    curves = tuple(replace(c, going=False) for c in of.curves)
+    curves = tuple(c for c in of.curves if not c.going)
     return replace(of, curves=curves, **changes)
+
+
+def test_the_deepest_network_is_shown_first_where_its_curves_part(show: Any) -> None:
+    more = [
+        pages.curve(network, kind, "cifar100")
+        for network in ("resnet56", "resnet20")
+        for kind in pages.GAIN
+    ]
+    tab = show(replace(finished(), curves=(*finished().curves, *more)))
+    curves = tab.locator("#curves")
+    assert curves.get_by_label("Data set").input_value() == "cifar100"
+    assert curves.get_by_label("resnet56", exact=True).is_checked()
+    assert not curves.get_by_label("resnet20", exact=True).is_checked()
+    assert extent(tab)[0] == "epochs 81–160"
+    curves.get_by_label("resnet20", exact=True).check()
+    assert extent(tab)[0] == "epochs 81–160"
+    curves.get_by_role("button", name="Reset zoom").click()
+    curves.get_by_label("Data set").select_option("cifar10")
+    assert extent(tab)[0] == "epochs 1–160"
+
+
+@pytest.mark.parametrize(("of", "epochs"), [(pages.reproduction, 160), (pages.demo, 12)])
+def test_of_what_is_being_trained_and_in_the_demo_all_is_shown(
+    show: Any, of: Any, epochs: int
+) -> None:
+    assert extent(show(of()))[0] == f"epochs 1–{epochs}"
 
 
 def test_curve_says_its_values(show: Any) -> None:
     of = finished()
     tab = show(of)
+    tab.get_by_label("resnet20", exact=True).check()
+    tab.get_by_label("resnet56", exact=True).uncheck()
+    tab.get_by_role("button", name="Reset zoom").click()
     plain, _, mssar = of.curves[:3]
     for epoch in (5, 100):
         value = plain.mean["test_error"][epoch - 1]
@@ -55,6 +84,7 @@ def test_axes_stay_when_nothing_is_chosen(show: Any) -> None:
     pressed = curves.locator(".chip[aria-pressed=true]")
     while pressed.count():
         pressed.first.click()
+    tab.get_by_role("button", name="Reset zoom").click()
     words, ticks = extent(tab)
     assert words == "epochs 1–160"
     assert {"160", "100", "0"} <= set(ticks)
@@ -124,9 +154,10 @@ def test_zoom_is_exact(show: Any, epochs: int, inwards: list[str], least: str, l
 def test_zoom_and_back(show: Any) -> None:
     of = finished()
     tab = show(of)
+    reset = tab.get_by_role("button", name="Reset zoom")
+    reset.click()
     whole = extent(tab)
     assert whole[0] == "epochs 1–160"
-    reset = tab.get_by_role("button", name="Reset zoom")
 
     tab.get_by_role("button", name="Last quarter").click()
     last = extent(tab)

@@ -14,6 +14,7 @@ from mssar.lab.experiments.plan import plan_for
 from mssar.lab.recipes import varied
 from mssar.lab.report import tables
 from mssar.lab.report.collect import Collection
+from mssar.lab.report.differences import differences, drawn
 from mssar.lab.report.findings import at_once, claims, comparison, coverage
 from mssar.lab.report.groups import claim, grouped, named, provenance
 from mssar.lab.report.welch import margin, p_value, quantile
@@ -224,16 +225,73 @@ def test_the_page_says_how_many_comparisons_it_makes_and_which_hold_at_once():
 
     # Against none SE and MS-SAR; against SE, which the table of scales has, MS-SAR. That table's
     # scale 1 is the same SE, and counts once.
-    recorded = runs([7.0, 7.1, 6.9], [6.6, 7.0, 6.8], [6.0, 6.1, 5.9])
-    (said,) = at_once(tables.paper_tables(recorded))
+    none, se, ours = [7.0, 7.1, 6.9], [6.6, 7.0, 6.8], [6.0, 6.1, 5.9]
+    recorded = runs(none, se, ours)
+    made = tables.paper_tables(recorded)
+    (said,) = at_once([], made)
+    assert "MS-SAR scales=1,2,4 against MS-SAR scales=1 on CIFAR-10" in said
+    assert said.startswith("This page makes 3 ")
+    (said,) = at_once(differences(made), made)
+    assert "resnet56 MS-SAR against SE on CIFAR-10" in said
     assert said.startswith("This page makes 3 comparisons.")
     assert "(Bonferroni: p below 0.017)" in said
     p = p_value(1.0, 0.1, 3, 0.1, 3)
-    assert f"resnet56 MS-SAR against none on CIFAR-10 (p = {p:.2g}); " in said
+    assert f"resnet56 MS-SAR against none on CIFAR-10 (p\u00a0=\u00a0{p:.1g}); " in said
     assert "SE against none" not in said
-    (said,) = at_once(tables.paper_tables(runs(*[[7.0, 7.4, 6.9]] * 3)))
+    (said,) = at_once([], tables.paper_tables(runs(*[[7.0, 7.4, 6.9]] * 3)))
     assert said.endswith("what remains is: none.")
-    assert at_once(tables.paper_tables(recorded[:3])) == []
+    assert at_once([], tables.paper_tables(recorded[:3])) == []
+    (small,) = at_once(  # which no table compares with SE
+        differences(made := tables.paper_tables(runs(none, se, ours, "resnet20"))), made
+    )
+    assert small.startswith("This page makes 3 ")
+
+
+def test_differences_are_drawn_where_there_are_runs_enough():
+    none, se, ours = [7.0, 7.1, 6.9], [6.6, 7.0, 6.8], [6.0, 6.1, 5.9]
+    recorded = [
+        r
+        for network in ("resnet20", "resnet56")
+        for kind, errors in {"none": none, "se": se, "mssar": ours}.items()
+        for r in some(errors, network=network, recalibration=kind)
+    ]
+    made = tables.paper_tables([*recorded, *some(ours, recalibration="mssar", reduction=3)])
+    found = differences(made)
+    told = [(one.network, one.claim.against, one.claim.published) for one in found]
+    assert told == [  # the paper compares ResNet-56 with scale 1 alone
+        ("resnet56", "none", pytest.approx(6.97 - 6.04)),
+        ("resnet56", "se", pytest.approx(6.80 - 6.04)),
+        ("resnet20", "none", pytest.approx(8.61 - 7.61)),
+        ("resnet20", "se", None),
+    ]
+    by_hand = claim("se", recorded[6:9], recorded[3:6], None)
+    for one in (found[1].claim, found[3].claim):
+        assert (one.gain, one.margin, one.p) == pytest.approx(
+            (by_hand.gain, by_hand.margin, by_hand.p)
+        )
+    of = drawn(found)
+    zero = of.zero.left
+    for one, line in zip(found, of.lines, strict=True):
+        scale = (line.x - zero) / one.claim.gain
+        assert line.interval.left == pytest.approx(
+            zero + scale * (one.claim.gain - one.claim.margin), abs=0.5
+        )
+        assert (line.paper is None) == (one.claim.published is None)
+        assert line.numbers.text == f"{one.claim.gain:.2f} ± {one.claim.margin:.2f}"
+    assert [text.text for text, _ in of.headings] == [
+        "resnet56 on CIFAR-10",
+        "resnet20 on CIFAR-10",
+    ]
+    assert claims(made, found) == [
+        "With MS-SAR the error is lower than without recalibration, beyond chance, in 2 of 2 "
+        "cases: resnet56 on CIFAR-10, resnet20 on CIFAR-10.",
+        "With MS-SAR the error is lower than with SE, beyond chance, in 2 of 2 cases: "
+        "resnet56 on CIFAR-10, resnet20 on CIFAR-10.",
+    ]
+    few = tables.paper_tables(recorded[:2] + recorded[6:8])
+    assert differences(few) == []
+    assert drawn([]) is None
+    assert "With so few runs that may be chance." in claims(few, [])[0]
 
 
 def test_the_demo_claims_no_more_than_its_runs_allow():

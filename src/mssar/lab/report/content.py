@@ -73,6 +73,17 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """How much lower the error of a network is with MS-SAR."""
+
+    network: str
+    dataset: str
+    claim: Claim  # with its interval
+    runs: tuple[str, ...]  # with MS-SAR; ids
+    remark: str = ""
+
+
+@dataclass(frozen=True)
 class Curve:
     """A configuration's course: mean, lowest and highest over its seeds, an entry an epoch."""
 
@@ -227,6 +238,7 @@ class Page:
     made: str  # ISO 8601
     version: str
     findings: tuple[str, ...]  # what comes out of it, in sentences
+    differences: tuple[Difference, ...] = ()
     tables: tuple[Table, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     curves: tuple[Curve, ...] = ()
