@@ -251,7 +251,27 @@ def test_the_block_with_most_to_see_is_shown_first(show: Any) -> None:
         for seen in explained.images
     ]
     tab = show(replace(of, explained=(replace(explained, images=tuple(images)),)))
-    assert f"Block {explained.blocks[5].name} (6 of 9" in tab.locator("#shown").inner_text()
+    shown = f"Block {explained.blocks[5].name} (stage 2, 6 of 9)"
+    assert shown in tab.locator("#shown").inner_text()
+
+
+def test_a_block_is_counted_among_all_of_the_network_not_among_those_shown(show: Any) -> None:
+    of = pages.reproduction()
+    kept = [0, 2, 3, 5, 6, 8]
+    explained = replace(
+        of.explained[0],
+        blocks=tuple(of.explained[0].blocks[i] for i in kept),
+        images=tuple(
+            replace(seen, maps=tuple(seen.maps[i] for i in kept)) for seen in of.explained[0].images
+        ),
+    )
+    tab = show(replace(of, explained=(explained,)))
+    knob = tab.get_by_label("Block", exact=True)
+    knob.focus()
+    tab.keyboard.press("End")
+    told = "9 of 9; 6 shown"
+    assert f"Block layer3.2 (stage 3, {told})" in tab.locator("#shown").inner_text()
+    assert knob.get_attribute("aria-valuetext") == f"layer3.2, {told}"
 
 
 def test_that_colours_are_stretched_is_said_beside_them(show: Any) -> None:

@@ -185,6 +185,7 @@ class Block:
     """One recalibrated block of a network."""
 
     name: str  # as in the network
+    number: int  # among all of the network's, from 1
     stage: int  # from 1
     channels: int
     scales: tuple[int, ...]
@@ -223,6 +224,7 @@ class Explained:
 
     label: str  # "resnet20 mssar, seed 0"
     dataset: str
+    depth: int  # blocks of the network; these need not be all
     blocks: tuple[Block, ...]
     images: tuple[Seen, ...]
     histograms: tuple[Histogram, ...]
