@@ -16,6 +16,7 @@ from mssar.lab.report.content import (
     Compared,
     Comparison,
     Curve,
+    Difference,
     Explained,
     Grid,
     Histogram,
@@ -203,7 +204,15 @@ RANGES = ((0.32, 0.63), (0.12, 0.93), (0.04, 0.71))  # of the mean and of two ch
 def explained(label: str = "resnet20 mssar, seed 0", images: int = 4) -> Explained:
     dice = random.Random(label)
     blocks = tuple(
-        Block(f"layer{stage}.{i}", stage, 8 * 2**stage, (1, 2, 4), (3, 11), RANGES)
+        Block(
+            f"layer{stage}.{i}",
+            3 * stage + i - 2,
+            stage,
+            8 * 2**stage,
+            (1, 2, 4),
+            (3, 11),
+            RANGES,
+        )
         for stage in (1, 2, 3)
         for i in range(3)
     )
@@ -220,7 +229,7 @@ def explained(label: str = "resnet20 mssar, seed 0", images: int = 4) -> Explain
         Seen(png(32, i), 32, 32, names[i % 6], names[(i + (i == 2)) % 6], maps())
         for i in range(images)
     )
-    return Explained(label, "cifar10", blocks, seen, histograms())
+    return Explained(label, "cifar10", len(blocks), blocks, seen, histograms())
 
 
 def histograms(bins: int = 40) -> tuple[Histogram, ...]:
@@ -264,6 +273,11 @@ def reproduction() -> Page:
         findings=(
             "On invented data MS-SAR lowers the error of ResNet-20 by 0.90 ± 0.31 points.",
             "Nothing on this page has been measured: it is made for tests.",
+        ),
+        differences=tuple(
+            Difference(row.network, row.dataset, row.claim, row.runs, row.remark)
+            for row in many
+            if row.claim and row.recalibration == "mssar"
         ),
         tables=tables,
         curves=tuple(curves),

@@ -132,7 +132,7 @@ def test_names_in_the_figure_do_not_overlap():
 
 @pytest.mark.parametrize("numbers", [(1.0, 1.0), (0.0, 0.0), (3.2, 1e4), (61.2, 61.3)])
 def test_axes_have_a_few_round_numbers(numbers):
-    axis = plane._Axis(numbers, 0, 100)
+    axis = plane.Axis(numbers, 0, 100)
     ticks = axis.ticks()
     assert 2 <= len(ticks) <= 11
     assert len({text for _, text in ticks}) == len(ticks)

@@ -199,6 +199,11 @@ def test_a_page_stays_small_and_stages_whole(network, options, most):
     )
     if not options:
         assert all(len(block.shown) == 3 for block in found.blocks)
+    depth = {"resnet20": 9, "resnet56": 27, "densenet100": 48}[network]
+    assert found.depth == depth == found.blocks[-1].number
+    whole = mssar.explain(made(network, **options).model, torch.zeros(1, 3, 32, 32))
+    names = [block.name for block in whole.blocks]
+    assert [names[block.number - 1] for block in found.blocks] == [b.name for b in found.blocks]
 
 
 def test_blocks_are_left_out_evenly():

@@ -98,6 +98,7 @@ def test_data_is_the_page_and_news_is_the_same(made: tuple[Page, str]) -> None:
     assert news["page"] == data
     assert news["tables"] == page.tables(of)
     assert news["tables"] in text
+    assert news["differences"] in text
     assert data["title"] == of.title
     assert [t["name"] for t in data["tables"]] == [t.name for t in of.tables]
 
@@ -155,6 +156,30 @@ def test_labels_have_names_as_people_write_them() -> None:
     rows = (replace(pages.open_row("resnet20", "mssar"), claim=claim),)
     text = page.tables(replace(of, tables=(replace(of.tables[0], rows=rows),)))
     assert "against resnet20 MS-SAR scales=1, SE; published" in text
+
+
+def test_a_remark_leads_to_the_documentation_only_beside_it() -> None:
+    of = pages.reproduction()
+    remark = "depends on the weight decay"
+    rows = (replace(of.tables[0].rows[2], remark=remark), *of.tables[0].rows[3:])
+    of = replace(of, tables=(replace(of.tables[0], rows=rows),))
+    linked = f'<a href="results.html#a-larger-weight-decay">{remark}</a>'
+    assert linked in page.html(of, home="index.html")
+    assert linked not in page.html(of)
+    assert f'<td role="cell" class="remark" data-value="{remark}">{remark}' in page.html(of)
+
+
+def test_differences_are_said_to_those_who_do_not_see_them() -> None:
+    of = pages.reproduction()
+    text = page.html(of)
+    [(_, figure, _)] = [e for e in Reader(text).all("svg") if "aria-labelledby" in e[1]]
+    titles = {a["id"]: t for _, a, t in Reader(text).all("title", "desc") if "id" in a}
+    assert list(titles) == (figure["aria-labelledby"] or "").split()
+    assert "resnet56 on CIFAR-100 against resnet56 none: 0.90 ± 0.31, the paper 1.00" in " ".join(
+        titles.values()
+    )
+    assert text.count('class="paper"') == text.count('class="ours"') == len(of.differences) + 1
+    assert '<figure class="differences"' not in page.html(pages.demo())
 
 
 def test_progress_counts_the_papers_results() -> None:

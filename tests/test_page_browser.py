@@ -216,6 +216,7 @@ def test_live_page_takes_news_and_keeps_choices(show: Any, server: Server) -> No
         tables=(more, *first.tables[1:]),
         curves=(*first.curves[:-1], going, pages.curve("resnet56", "mssar", "cifar100"), new),
         findings=("Something `new`.",),
+        differences=first.differences[:2],
     )
     tab.clock.fast_forward(3100)
     tab.locator("#news", has_text=re.compile(r"^updated \d\d:\d\d:\d\d$")).wait_for()
@@ -226,6 +227,7 @@ def test_live_page_takes_news_and_keeps_choices(show: Any, server: Server) -> No
     assert len(published) == 7
     assert published == sorted(published)
     assert tab.locator("#findings").inner_text() == "Something new."
+    assert tab.locator("#differences > figure > svg .ours").count() == 2
     assert len(column(tab, "network", 1)) == 27
     assert tab.locator("#progress").inner_text() == "24 of 34 results so far"
     chip = tab.get_by_role("button", name="resnet56 MS-SAR, scales=1,2")
@@ -248,4 +250,4 @@ def test_news_are_as_the_page_has_them(server: Server) -> None:
     server.page = pages.demo()
     kind, body = server.answer("/data.json") or ("", "")
     assert kind == "application/json"
-    assert set(json.loads(body)) == {"page", "tables"}
+    assert set(json.loads(body)) == {"page", "tables", "differences"}

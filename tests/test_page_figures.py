@@ -14,15 +14,44 @@ pytestmark = pytest.mark.browser
 
 
 def finished(**changes: Any) -> Page:
-    """With no run on its way, so that the first data set is shown."""
+    """With no run on its way, and of one data set."""
     of = pages.reproduction()
-    curves = tuple(replace(c, going=False) for c in of.curves)
+    curves = tuple(c for c in of.curves if not c.going)
     return replace(of, curves=curves, **changes)
+
+
+def test_the_deepest_network_is_shown_first_where_its_curves_part(show: Any) -> None:
+    more = [
+        pages.curve(network, kind, "cifar100")
+        for network in ("resnet56", "resnet20")
+        for kind in pages.GAIN
+    ]
+    tab = show(replace(finished(), curves=(*finished().curves, *more)))
+    curves = tab.locator("#curves")
+    assert curves.get_by_label("Data set").input_value() == "cifar100"
+    assert curves.get_by_label("resnet56", exact=True).is_checked()
+    assert not curves.get_by_label("resnet20", exact=True).is_checked()
+    assert extent(tab)[0] == "epochs 81–160"
+    curves.get_by_label("resnet20", exact=True).check()
+    assert extent(tab)[0] == "epochs 81–160"
+    curves.get_by_role("button", name="Reset zoom").click()
+    curves.get_by_label("Data set").select_option("cifar10")
+    assert extent(tab)[0] == "epochs 1–160"
+
+
+@pytest.mark.parametrize(("of", "epochs"), [(pages.reproduction, 160), (pages.demo, 12)])
+def test_of_what_is_being_trained_and_in_the_demo_all_is_shown(
+    show: Any, of: Any, epochs: int
+) -> None:
+    assert extent(show(of()))[0] == f"epochs 1–{epochs}"
 
 
 def test_curve_says_its_values(show: Any) -> None:
     of = finished()
     tab = show(of)
+    tab.get_by_label("resnet20", exact=True).check()
+    tab.get_by_label("resnet56", exact=True).uncheck()
+    tab.get_by_role("button", name="Reset zoom").click()
     plain, _, mssar = of.curves[:3]
     for epoch in (5, 100):
         value = plain.mean["test_error"][epoch - 1]
@@ -55,6 +84,7 @@ def test_axes_stay_when_nothing_is_chosen(show: Any) -> None:
     pressed = curves.locator(".chip[aria-pressed=true]")
     while pressed.count():
         pressed.first.click()
+    tab.get_by_role("button", name="Reset zoom").click()
     words, ticks = extent(tab)
     assert words == "epochs 1–160"
     assert {"160", "100", "0"} <= set(ticks)
@@ -124,9 +154,10 @@ def test_zoom_is_exact(show: Any, epochs: int, inwards: list[str], least: str, l
 def test_zoom_and_back(show: Any) -> None:
     of = finished()
     tab = show(of)
+    reset = tab.get_by_role("button", name="Reset zoom")
+    reset.click()
     whole = extent(tab)
     assert whole[0] == "epochs 1–160"
-    reset = tab.get_by_role("button", name="Reset zoom")
 
     tab.get_by_role("button", name="Last quarter").click()
     last = extent(tab)
@@ -220,7 +251,33 @@ def test_the_block_with_most_to_see_is_shown_first(show: Any) -> None:
         for seen in explained.images
     ]
     tab = show(replace(of, explained=(replace(explained, images=tuple(images)),)))
-    assert f"Block {explained.blocks[5].name} (6 of 9" in tab.locator("#shown").inner_text()
+    shown = f"Block {explained.blocks[5].name} (stage 2, 6 of 9)"
+    assert shown in tab.locator("#shown").inner_text()
+
+
+def test_a_block_is_counted_among_all_of_the_network_not_among_those_shown(show: Any) -> None:
+    of = pages.reproduction()
+    kept = [0, 2, 3, 5, 6, 8]
+    explained = replace(
+        of.explained[0],
+        blocks=tuple(of.explained[0].blocks[i] for i in kept),
+        images=tuple(
+            replace(seen, maps=tuple(seen.maps[i] for i in kept)) for seen in of.explained[0].images
+        ),
+    )
+    tab = show(replace(of, explained=(explained,)))
+    knob = tab.get_by_label("Block", exact=True)
+    knob.focus()
+    tab.keyboard.press("End")
+    told = "9 of 9; 6 shown"
+    assert f"Block layer3.2 (stage 3, {told})" in tab.locator("#shown").inner_text()
+    assert knob.get_attribute("aria-valuetext") == f"layer3.2, {told}"
+
+
+def test_that_colours_are_stretched_is_said_beside_them(show: Any) -> None:
+    tab = show(pages.demo())
+    beside = tab.locator(".stage").inner_text()
+    assert "from the smallest to the largest weight of this block and channel, not from 0" in beside
 
 
 def grid(side: int, values: list[int]) -> Grid:

@@ -14,9 +14,10 @@ from mssar.lab.experiments.plan import plan_for
 from mssar.lab.recipes import varied
 from mssar.lab.report import tables
 from mssar.lab.report.collect import Collection
-from mssar.lab.report.findings import claims, comparison, coverage
+from mssar.lab.report.differences import differences, drawn
+from mssar.lab.report.findings import at_once, claims, comparison, coverage
 from mssar.lab.report.groups import claim, grouped, named, provenance
-from mssar.lab.report.welch import margin, quantile
+from mssar.lab.report.welch import margin, p_value, quantile
 
 
 def some(errors, **run):
@@ -198,6 +199,101 @@ def test_findings_say_what_the_numbers_say():
     assert claims(tables.paper_tables([])) == []
 
 
+def test_only_what_the_paper_claims_can_hold():
+    """SE is not in its main table, and reduction=3 is another reading of its row."""
+    none, ours = [8.8, 8.4, 8.6], [7.8, 7.6, 7.7]
+    narrow = some(ours, recalibration="mssar", reduction=3)
+    recorded = some(none) + some(ours, recalibration="mssar") + some(ours, recalibration="se")
+    main = table("table3", [*recorded, *narrow])
+    told = {
+        (kind, options): row(main, "resnet20", kind, options=options).outcome
+        for kind, options in (("none", ""), ("mssar", ""), ("se", ""), ("mssar", "reduction=3"))
+    }
+    assert list(told.values()) == ["", "holds", "lower", "lower"]
+    worse = table("table3", some(ours) + some(none, recalibration="se"))
+    assert row(worse, "resnet20", "se").outcome == "higher"
+    few = table("table3", some(ours) + some(none[:2], recalibration="se"))
+    assert row(few, "resnet20", "se").outcome == "unclear"
+
+
+def test_the_page_says_how_many_comparisons_it_makes_and_which_hold_at_once():
+    def runs(none, se, ours, network="resnet56"):
+        kinds = {"none": none, "se": se, "mssar": ours}
+        return [
+            r for k, errors in kinds.items() for r in some(errors, network=network, recalibration=k)
+        ]
+
+    # Against none SE and MS-SAR; against SE, which the table of scales has, MS-SAR. That table's
+    # scale 1 is the same SE, and counts once.
+    none, se, ours = [7.0, 7.1, 6.9], [6.6, 7.0, 6.8], [6.0, 6.1, 5.9]
+    recorded = runs(none, se, ours)
+    made = tables.paper_tables(recorded)
+    (said,) = at_once([], made)
+    assert "MS-SAR scales=1,2,4 against MS-SAR scales=1 on CIFAR-10" in said
+    assert said.startswith("This page makes 3 ")
+    (said,) = at_once(differences(made), made)
+    assert "resnet56 MS-SAR against SE on CIFAR-10" in said
+    assert said.startswith("This page makes 3 comparisons.")
+    assert "(Bonferroni: p below 0.017)" in said
+    p = p_value(1.0, 0.1, 3, 0.1, 3)
+    assert f"resnet56 MS-SAR against none on CIFAR-10 (p\u00a0=\u00a0{p:.1g}); " in said
+    assert "SE against none" not in said
+    (said,) = at_once([], tables.paper_tables(runs(*[[7.0, 7.4, 6.9]] * 3)))
+    assert said.endswith("what remains is: none.")
+    assert at_once([], tables.paper_tables(recorded[:3])) == []
+    (small,) = at_once(  # which no table compares with SE
+        differences(made := tables.paper_tables(runs(none, se, ours, "resnet20"))), made
+    )
+    assert small.startswith("This page makes 3 ")
+
+
+def test_differences_are_drawn_where_there_are_runs_enough():
+    none, se, ours = [7.0, 7.1, 6.9], [6.6, 7.0, 6.8], [6.0, 6.1, 5.9]
+    recorded = [
+        r
+        for network in ("resnet20", "resnet56")
+        for kind, errors in {"none": none, "se": se, "mssar": ours}.items()
+        for r in some(errors, network=network, recalibration=kind)
+    ]
+    made = tables.paper_tables([*recorded, *some(ours, recalibration="mssar", reduction=3)])
+    found = differences(made)
+    told = [(one.network, one.claim.against, one.claim.published) for one in found]
+    assert told == [  # the paper compares ResNet-56 with scale 1 alone
+        ("resnet56", "none", pytest.approx(6.97 - 6.04)),
+        ("resnet56", "se", pytest.approx(6.80 - 6.04)),
+        ("resnet20", "none", pytest.approx(8.61 - 7.61)),
+        ("resnet20", "se", None),
+    ]
+    by_hand = claim("se", recorded[6:9], recorded[3:6], None)
+    for one in (found[1].claim, found[3].claim):
+        assert (one.gain, one.margin, one.p) == pytest.approx(
+            (by_hand.gain, by_hand.margin, by_hand.p)
+        )
+    of = drawn(found)
+    zero = of.zero.left
+    for one, line in zip(found, of.lines, strict=True):
+        scale = (line.x - zero) / one.claim.gain
+        assert line.interval.left == pytest.approx(
+            zero + scale * (one.claim.gain - one.claim.margin), abs=0.5
+        )
+        assert (line.paper is None) == (one.claim.published is None)
+        assert line.numbers.text == f"{one.claim.gain:.2f} ± {one.claim.margin:.2f}"
+    assert [text.text for text, _ in of.headings] == [
+        "resnet56 on CIFAR-10",
+        "resnet20 on CIFAR-10",
+    ]
+    assert claims(made, found) == [
+        "With MS-SAR the error is lower than without recalibration, beyond chance, in 2 of 2 "
+        "cases: resnet56 on CIFAR-10, resnet20 on CIFAR-10.",
+        "With MS-SAR the error is lower than with SE, beyond chance, in 2 of 2 cases: "
+        "resnet56 on CIFAR-10, resnet20 on CIFAR-10.",
+    ]
+    few = tables.paper_tables(recorded[:2] + recorded[6:8])
+    assert differences(few) == []
+    assert drawn([]) is None
+    assert "With so few runs that may be chance." in claims(few, [])[0]
+
+
 def test_the_demo_claims_no_more_than_its_runs_allow():
     def said(none, ours):
         groups = grouped(some(none) + some(ours, recalibration="mssar"))
@@ -211,8 +307,7 @@ def test_the_demo_claims_no_more_than_its_runs_allow():
     assert "ahead of no recalibration" in said([5.2, 5.1, 5.3], [4.4, 4.5, 4.6])[-1]
     assert "behind no recalibration" in said([4.2, 4.1, 4.3], [5.4, 5.5, 5.6])[-1]
     headline = said([5.2], [4.4])[0]
-    assert headline.startswith("On real pictures, CIFAR-100, trained as in the paper: a ResNet-20")
-    assert "; a ResNet-56 " in headline
+    assert headline.startswith("On real pictures, trained as in the paper, a ResNet-56 gets")
     assert comparison(tables.own_table("demo", "", "", grouped(Collection().records))) == []
 
 
@@ -247,6 +342,16 @@ def test_another_precision_is_another_run():
 )
 def test_quantiles_are_those_of_the_tables(freedom, t):
     assert quantile(0.975, freedom) == pytest.approx(t, abs=5e-4)
+
+
+def test_a_p_value_and_an_interval_agree():
+    """At the interval's edge chance does as much once in twenty; and as Student's tables say."""
+    for sides in ((0.3, 5, 0.2, 3), (0.1, 3, 0.1, 3), (0.0, 4, 0.4, 4)):
+        assert p_value(margin(*sides), *sides) == pytest.approx(0.05)
+        assert p_value(-margin(*sides), *sides) == pytest.approx(0.05)
+    # Four degrees of freedom: t = 4.604 is the two-sided quantile of 1 %.
+    assert p_value(4.604 * 0.1 * (2 / 3) ** 0.5, 0.1, 3, 0.1, 3) == pytest.approx(0.01, abs=1e-5)
+    assert (p_value(0.1, 0, 3, 0, 3), p_value(0, 0, 3, 0, 3)) == (0, 1)
 
 
 def test_one_exact_side_leaves_the_other_sides_interval():

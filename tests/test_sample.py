@@ -15,9 +15,12 @@ from mssar.lab.data import sample
 from mssar.lab.data.cifar import LAYOUTS
 from mssar.lab.data.dataset import Split
 from mssar.lab.engine.evaluate import trained
+from mssar.lab.engine.feed import Normalise
 from mssar.lab.report import build
 from mssar.lab.report.collect import Collection, collect
 from mssar.lab.report.content import Explained
+from mssar.lab.report.phrases import wording
+from mssar.networks.weights import PRETRAINED
 
 NAME = "resnet56-mssar-{}"
 RECORDS = Path(__file__).parents[1] / "records"
@@ -122,6 +125,23 @@ def test_the_page_shows_what_the_packages_network_makes_of_them(name):
 
 
 @pytest.mark.usefixtures("nothing_here")
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_their_weights_are_as_the_page_says(name):
+    """Nine in ten between 0.4 and 0.6; within a channel they differ by a few hundredths."""
+    chosen = trained(PRETRAINED[f"resnet56-mssar-{name}"])
+    images = chosen.noted(sample.load(name))
+    given = Normalise(chosen.run.normalised(images), torch.device("cpu"))
+    seen = mssar.explain(chosen.model, given(images.test.images.permute(0, 3, 1, 2)))
+    weights = torch.cat([block.z.flatten() for block in seen.blocks])
+    assert 0.9 <= ((weights > 0.4) & (weights < 0.6)).float().mean() < 0.99
+    over = torch.cat([b.z.flatten(2).std(2, correction=0).flatten() for b in seen.blocks])
+    assert 0.005 < over.mean() < 0.03
+    for kind in ("reproduction", "demo"):
+        lead = wording()[kind]["lead"]
+        assert "nine in ten lie between 0.4 and 0.6" in lead
+        assert "a few hundredths" in lead
+
+
 def test_only_a_page_with_their_record_shows_them_but_the_demo_always_does():
     found = collect([RECORDS])
     own = trained(Path(NAME.format("cifar100"))).progress.id

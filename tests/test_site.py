@@ -50,6 +50,9 @@ def test_the_site_has_every_record_and_a_way_back(hook, tmp_path):
     assert data["curves"][0]["dataset"] == "cifar10"  # the paper's before photographs of ours
     assert data["curves"][-1]["dataset"] == "imagefolder"
     assert f": {hook.NAME} " in (ROOT / "mkdocs.yml").read_text("utf-8")
+    # A gain that another weight decay takes away says so, and where; there is such a place.
+    assert page.count('<a href="results.html#a-larger-weight-decay">depends on the') == 1
+    assert "\n### A larger weight decay\n" in (ROOT / "docs/results.md").read_text("utf-8")
 
 
 def test_a_record_that_cannot_be_read_fails_the_build(hook, tmp_path):

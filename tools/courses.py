@@ -10,6 +10,8 @@ from statistics import fmean
 
 from mssar.lab.records import Record
 
+WIDTH, SIZE = 6.4, 12  # inches and points: so letters have ten pixels where all has four hundred
+
 
 @dataclass(frozen=True)
 class Line:
@@ -32,13 +34,13 @@ def draw(file: Path, panels: Sequence[Panel]) -> None:
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams.update({"svg.hashsalt": "mssar", "svg.fonttype": "none", "font.size": 10})
+    mpl.rcParams.update({"svg.hashsalt": "mssar", "svg.fonttype": "none", "font.size": SIZE})
     import matplotlib.pyplot as plt
 
     columns = 3 if len(panels) % 2 else 2
     down = math.ceil(len(panels) / columns)
     figure, grid = plt.subplots(
-        down, columns, figsize=(9.4, 3.4 * down), layout="constrained", squeeze=False
+        down, columns, figsize=(WIDTH, 3.1 * down), layout="constrained", squeeze=False
     )
     axes = [axis for row in grid for axis in row]
     for axis in axes[len(panels) :]:
@@ -51,13 +53,17 @@ def draw(file: Path, panels: Sequence[Panel]) -> None:
             number = range(1, len(mean) + 1)
             low, high = ([f(errors) for errors in by_epoch] for f in (min, max))
             axis.fill_between(number, low, high, color=line.colour, alpha=0.2, linewidth=0)
-            label = f"{line.name}  {mean[-1]:.2f}"
+            label = f"{line.name} {mean[-1]:.2f} (n={len(line.runs)})"
             axis.plot(number, mean, color=line.colour, linewidth=1.2, label=label)
-        axis.set_title(panel.title, fontsize=10)
+        axis.set_title(panel.title, fontsize=SIZE)
         axis.set_xlabel("epoch")
         axis.set_xlim(1, 160)
+        axis.set_xticks(range(40, 161, 40))
         axis.set_ylim(panel.errors)
-        axis.legend(title="test error at the end, %", frameon=False, fontsize=9, title_fontsize=9)
+        axis.legend(
+            title="at the end, %", loc="upper right", frameon=False, handlelength=1.2,
+            borderaxespad=0, labelspacing=0.3, fontsize=SIZE, title_fontsize=SIZE,
+        )  # fmt: skip
         axis.spines[["top", "right"]].set_visible(False)
     for row in grid:
         row[0].set_ylabel("test error, %")

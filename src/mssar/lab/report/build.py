@@ -17,8 +17,9 @@ from mssar.lab.records import Record
 from mssar.lab.report import figures, tables
 from mssar.lab.report.collect import Collection
 from mssar.lab.report.comparison import comparisons
-from mssar.lab.report.content import Comparison, Explained, Page, Table
-from mssar.lab.report.findings import claims, compared, comparison, coverage
+from mssar.lab.report.content import Comparison, Difference, Explained, Page, Table
+from mssar.lab.report.differences import differences
+from mssar.lab.report.findings import at_once, claims, compared, comparison, coverage
 from mssar.lab.report.groups import Group, grouped, provenance
 from mssar.lab.report.maps import explained
 from mssar.networks.weights import PRETRAINED, read
@@ -69,6 +70,7 @@ def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = Fa
     """The paper's tables with ours beside them, and whatever else was run."""
     groups = sorted(grouped(found.records), key=lambda group: group.name.dataset not in PAPERS)
     made = tables.paper_tables(found.records)
+    drawn = differences(made)
     beside = comparisons(groups, found.timings)
     shown = [run for table in made for row in table.rows for run in row.runs]
     shown += [run for one in beside for row in one.rows for run in row.runs]
@@ -79,11 +81,12 @@ def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = Fa
         found,
         "reproduction",
         "MS-SAR: the paper and our runs",
-        (*claims(made), *coverage(made)),
+        (*claims(made, drawn), *at_once(drawn, made), *coverage(made)),
         made,
         groups,
         maps,
         beside,
+        drawn,
         live=live,
     )
 
@@ -134,6 +137,7 @@ def _page(
     groups: Sequence[Group],
     maps: Maps | None,
     beside: Sequence[Comparison] = (),
+    drawn: Sequence[Difference] = (),
     *,
     live: bool,
 ) -> Page:
@@ -144,6 +148,7 @@ def _page(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=mssar.__version__,
         findings=tuple(findings),
+        differences=tuple(drawn),
         tables=tuple(made),
         comparisons=tuple(beside),
         curves=tuple(figures.curves(groups, found.going.values())),

@@ -9,7 +9,7 @@ from mssar.lab.report.content import ORDER, Comparison, Table
 from mssar.lab.report.phrases import spelt
 
 # As they are sorted.
-VERDICTS = ("holds", "none", "unclear", "reversed", "open")
+OUTCOMES = ("holds", "lower", "none", "unclear", "higher", "reversed", "open")
 
 
 def _some(of: Table | Comparison) -> bool:
@@ -62,7 +62,7 @@ TABLE = (
         "claim",
         "Claim",
         _any("claim"),
-        lambda row: VERDICTS.index(row.claim.verdict) if row.claim else None,
+        lambda row: OUTCOMES.index(row.outcome) if row.claim else None,
     ),
     Column("remark", "Remark", _any("remark")),
 )

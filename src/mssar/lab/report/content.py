@@ -24,6 +24,7 @@ class Claim:
     gain: float | None  # ours
     margin: float | None  # of our gain: half of Welch's 95 % interval
     verdict: Verdict
+    p: float | None = None  # how often chance alone would make such a gain, either way
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,15 @@ class Row:
     left: int = 0  # runs; one that is missing in two rows is left in both, and trained once
     seconds_left: float | None = None
 
+    @property
+    def outcome(self) -> str:
+        """The verdict; where the paper claims nothing, only which error is lower."""
+        if self.claim is None:
+            return ""
+        if self.claim.published is not None and not self.additional:
+            return self.claim.verdict
+        return {"holds": "lower", "reversed": "higher"}.get(self.claim.verdict, self.claim.verdict)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -60,6 +70,17 @@ class Table:
     note: str  # a sentence or two, for people who have not read the paper
     rows: tuple[Row, ...]
     left: int  # runs that are missing for three seeds everywhere
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much lower the error of a network is with MS-SAR."""
+
+    network: str
+    dataset: str
+    claim: Claim  # with its interval
+    runs: tuple[str, ...]  # with MS-SAR; ids
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,6 +185,7 @@ class Block:
     """One recalibrated block of a network."""
 
     name: str  # as in the network
+    number: int  # among all of the network's, from 1
     stage: int  # from 1
     channels: int
     scales: tuple[int, ...]
@@ -202,6 +224,7 @@ class Explained:
 
     label: str  # "resnet20 mssar, seed 0"
     dataset: str
+    depth: int  # blocks of the network; these need not be all
     blocks: tuple[Block, ...]
     images: tuple[Seen, ...]
     histograms: tuple[Histogram, ...]
@@ -217,6 +240,7 @@ class Page:
     made: str  # ISO 8601
     version: str
     findings: tuple[str, ...]  # what comes out of it, in sentences
+    differences: tuple[Difference, ...] = ()
     tables: tuple[Table, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     curves: tuple[Curve, ...] = ()

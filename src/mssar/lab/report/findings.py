@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mssar.lab.report.content import Claim, Compared, Comparison, Row, Table
+from mssar.lab.report.content import Claim, Compared, Comparison, Difference, Row, Table
 from mssar.lab.report.phrases import plus_minus, spelt, wording
-from mssar.lab.report.welch import margin
+from mssar.lab.report.welch import LEVEL, margin
 
 DATA = {
     "cifar10": "CIFAR-10",
@@ -16,14 +16,36 @@ DATA = {
 }
 
 
-def claims(made: Sequence[Table]) -> list[str]:
-    """Of the main tables, what is decided."""
+def claims(made: Sequence[Table], drawn: Sequence[Difference] = ()) -> list[str]:
+    """Of the main tables; what is drawn in a sentence, of the rest a sentence each."""
+    shown = {one.runs for one in drawn}
     rows = [row for table in made if table.name in ("table3", "ilsvrc") for row in table.rows]
-    return [
-        _finding(row, row.claim, row.claim.gain)
+    found = [
+        (row, row.claim, row.claim.gain)
         for row in rows
-        if row.claim and row.claim.gain is not None and row.recalibration == "mssar"
+        if row.claim and row.claim.gain is not None
+        if row.recalibration == "mssar" and not row.additional and row.runs not in shown
     ]
+    return [*_all(drawn), *(_finding(*one) for one in found)]
+
+
+def _all(drawn: Sequence[Difference]) -> list[str]:
+    """Where the error is lower, or higher, beyond chance: than without, and than with SE."""
+    said = []
+    for verdict, how in (("holds", "lower"), ("reversed", "higher")):
+        for against, other in (("none", "without recalibration"), ("se", "with SE")):
+            of = [one for one in drawn if one.claim.against == against]
+            where = [
+                f"{one.network} on {_data(one.dataset)}"
+                for one in of
+                if one.claim.verdict == verdict
+            ]
+            if where:
+                said.append(
+                    f"With MS-SAR the error is {how} than {other}, beyond chance, in "
+                    f"{len(where)} of {len(of)} cases: {', '.join(where)}."
+                )
+    return said or ["Between MS-SAR and the others no difference is beyond chance."] * bool(drawn)
 
 
 def _finding(row: Row, claim: Claim, gain: float) -> str:
@@ -41,6 +63,41 @@ def _finding(row: Row, claim: Claim, gain: float) -> str:
         return f"{said}. With so few runs that may be chance."
     verdict = "may be chance" if abs(gain) <= claim.margin else "is more than chance"
     return f"{said}. That {verdict}."
+
+
+def at_once(drawn: Sequence[Difference], made: Sequence[Table]) -> list[str]:
+    """How many comparisons there are, and which would hold together (Bonferroni)."""
+    found: dict[tuple[object, ...], tuple[float, str]] = {}
+    all_of_them = [
+        *((f"{one.network} MS-SAR", one.dataset, one.claim, one.runs) for one in drawn),
+        *((_named(row), row.dataset, row.claim, row.runs) for t in made for row in t.rows),
+    ]
+    for name, dataset, claim, runs in all_of_them:
+        if claim and claim.p is not None and claim.gain is not None:
+            told = f"{name} against {_other(claim)} on {_data(dataset)}"
+            same = (runs, f"{claim.gain:.6f}", f"{claim.p:.4g}")  # two tables may make one
+            found.setdefault(same, (claim.p, told))
+    if len(found) < 2:
+        return []
+    count, level = len(found), (1 - LEVEL) / len(found)
+    held = [f"{told} (p\u00a0=\u00a0{p:.1g})" for p, told in sorted(found.values()) if p < level]
+    return [
+        f"This page makes {count} comparisons. Where nothing differs, one in twenty still passes "
+        f"by chance. If all {count} are to be right at once (Bonferroni: p below {level:.2g}), "
+        f"what remains is: {'; '.join(held) or 'none'}."
+    ]
+
+
+def _named(row: Row) -> str:
+    return " ".join(part for part in (row.network, spelt(row.recalibration), row.options) if part)
+
+
+def _other(claim: Claim) -> str:
+    return " ".join(spelt(word) for word in claim.against.split())
+
+
+def _data(name: str) -> str:
+    return DATA.get(name, spelt(name))
 
 
 def coverage(made: Sequence[Table]) -> list[str]:

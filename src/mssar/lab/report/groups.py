@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.recipes import UNWRITTEN
 from mssar.lab.records import Record, later
 from mssar.lab.report.content import Claim, Verdict
-from mssar.lab.report.welch import margin
+from mssar.lab.report.welch import margin, p_value
 from mssar.lab.run import Run, text_of, usual_recipe
 
 ENOUGH = 3  # runs of either side, to judge by their spread; the paper's own number
@@ -127,13 +127,29 @@ def claim(
     ours, theirs = list(ours), list(theirs)
     if not ours or not theirs:
         return Claim(against, published, None, None, "open")
-    gain = fmean(r.error for r in theirs) - fmean(r.error for r in ours)
-    if min(len(ours), len(theirs)) < ENOUGH:
+    return judged(against, published, *(_side([r.error for r in side]) for side in (ours, theirs)))
+
+
+class Side(NamedTuple):
+    """What is compared: errors of runs, of one of which there is no spread."""
+
+    mean: float
+    spread: float
+    n: int
+
+
+def _side(errors: list[float]) -> Side:
+    return Side(fmean(errors), stdev(errors) if len(errors) > 1 else 0.0, len(errors))
+
+
+def judged(against: str, published: float | None, ours: Side, theirs: Side) -> Claim:
+    gain = theirs.mean - ours.mean
+    if min(ours.n, theirs.n) < ENOUGH:
         return Claim(against, published, gain, None, "unclear")
-    spreads = [stdev(r.error for r in side) for side in (ours, theirs)]
-    chance = margin(spreads[0], len(ours), spreads[1], len(theirs))
+    sides = (ours.spread, ours.n, theirs.spread, theirs.n)
+    chance = margin(*sides)
     verdict: Verdict = "none" if abs(gain) <= chance else "holds" if gain > 0 else "reversed"
-    return Claim(against, published, gain, chance, verdict)
+    return Claim(against, published, gain, chance, verdict, p_value(gain, *sides))
 
 
 def provenance(record: Record) -> dict[str, str]:

@@ -75,7 +75,7 @@ def explained(
         for i, lively in zip(kept, shown, strict=True)
     ]
     blocks = tuple(
-        Block(b.name, stages[i], b.channels, b.scales, lively, tuple(map(_range, view)))
+        Block(b.name, i + 1, stages[i], b.channels, b.scales, lively, tuple(map(_range, view)))
         for i, b, lively, view in zip(
             kept, [seen.blocks[i] for i in kept], shown, views, strict=True
         )
@@ -84,6 +84,7 @@ def explained(
     return Explained(
         label=f"{chosen.run.label}, seed {chosen.run.seed}",
         dataset=data.name,
+        depth=len(seen.blocks),
         blocks=blocks,
         images=tuple(
             Seen(

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from mssar.lab.report.columns import COMPARED, TABLE, columns
+from mssar.lab.report.differences import drawn
 from mssar.lab.report.phrases import plus_minus, signed, spelt, wording
 from mssar.lab.report.plane import compared
 
@@ -41,6 +42,7 @@ def _environment() -> Environment:
         "COMPARED": COMPARED,
         "TABLE": TABLE,
         "columns": columns,
+        "differences": drawn,
         "plane": compared,
         "wording": wording,
     }

@@ -67,8 +67,10 @@ def html(page: Page, home: str | None = None) -> str:
 
 
 def news(page: Page) -> str:
-    """What a live page asks for: the same data, and its tables."""
-    return _encodable(_json({"page": _rounded(plain(page)), "tables": tables(page)}))
+    """What a live page asks for: the same data, its tables and its first figure."""
+    drawn = filled("differences.html", page=page)
+    made = {"page": _rounded(plain(page)), "tables": tables(page), "differences": drawn}
+    return _encodable(_json(made))
 
 
 @cache
@@ -99,7 +101,7 @@ def _scripts() -> tuple[str, str, str]:
 
 def tables(page: Page) -> str:
     """All of them, without what is around."""
-    return filled("tables.html", page=page, words=wording()[page.kind])
+    return filled("tables.html", page=page, words=wording()[page.kind], home=None)
 
 
 def _rounded(value: Any) -> Any:

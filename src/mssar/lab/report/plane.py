@@ -36,7 +36,7 @@ class Box(NamedTuple):
         return not (apart or self.bottom < other.top or other.bottom < self.top)
 
 
-class _Axis:
+class Axis:
     """Numbers to pixels, over a range that has some air around it."""
 
     def __init__(self, numbers: Sequence[float], start: float, end: float) -> None:
@@ -99,8 +99,8 @@ def compared(of: Comparison) -> Plane | None:
 
 
 def plane(points: Sequence[Point], x_name: str, y_name: str, label: str) -> Plane:
-    x = _Axis([v for p in points for v in p.x], LEFT, WIDTH - RIGHT)
-    y = _Axis([v for p in points for v in p.y], HEIGHT - BOTTOM, TOP)
+    x = Axis([v for p in points for v in p.x], LEFT, WIDTH - RIGHT)
+    y = Axis([v for p in points for v in p.y], HEIGHT - BOTTOM, TOP)
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     ticks = []
     for number, text in x.ticks():

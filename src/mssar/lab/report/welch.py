@@ -13,12 +13,25 @@ def margin(spread: float, n: int, other_spread: float, other_n: int) -> float:
 
     Of the spreads (sample standard deviations) of two groups of at least two.
     """
+    variance, freedom = _apart(spread, n, other_spread, other_n)
+    return quantile(0.5 + LEVEL / 2, freedom) * math.sqrt(variance) if variance else 0.0
+
+
+def p_value(difference: float, spread: float, n: int, other_spread: float, other_n: int) -> float:
+    """How often chance alone would make such a difference of two means or a larger one."""
+    variance, freedom = _apart(spread, n, other_spread, other_n)
+    if not variance:
+        return 0.0 if difference else 1.0
+    return 2 * (1 - _below(abs(difference) / math.sqrt(variance), freedom))
+
+
+def _apart(spread: float, n: int, other_spread: float, other_n: int) -> tuple[float, float]:
+    """The variance of the difference, and its degrees of freedom."""
     parts = spread**2 / n, other_spread**2 / other_n
     variance = sum(parts)
     if not variance:
-        return 0.0
-    freedom = variance**2 / (parts[0] ** 2 / (n - 1) + parts[1] ** 2 / (other_n - 1))
-    return quantile(0.5 + LEVEL / 2, freedom) * math.sqrt(variance)
+        return 0.0, 0.0
+    return variance, variance**2 / (parts[0] ** 2 / (n - 1) + parts[1] ** 2 / (other_n - 1))
 
 
 @lru_cache(maxsize=1024)

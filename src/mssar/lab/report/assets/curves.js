@@ -8,7 +8,7 @@ const view = {
   log: false,
   off: new Map(), // by label: whether the reader turned it off, or on
   met: new Set(), // runs that were on their way when they came
-  window: null, // first and last epoch; nothing: all of them
+  window: undefined, // first and last epoch; null: all of them; undefined: not yet chosen
 };
 const PARTS = [
   ["test", "testing"],
@@ -25,18 +25,33 @@ function showCurves() {
   const section = $("#curves");
   if (!present(section, page.curves.length > 0)) return;
   const datasets = unique(page.curves.map((c) => c.dataset));
-  view.dataset = among(view.dataset ?? page.curves.find((c) => c.going)?.dataset, datasets);
+  view.dataset = among(view.dataset ?? firstDataset(datasets), datasets);
   const of = page.curves.filter((c) => c.dataset === view.dataset);
   const networks = unique(of.map((c) => c.network)).sort(inOrder);
   if (!view.networks || (view.networks.size && !networks.some((n) => view.networks.has(n)))) {
     const kinds = (n) =>
       unique(of.filter((c) => c.network === n).map((c) => c.recalibration)).length;
-    view.networks = new Set([networks.reduce((a, b) => (kinds(b) > kinds(a) ? b : a))]);
+    // The one with most to compare; of several the deepest.
+    view.networks = new Set([networks.reduce((a, b) => (kinds(b) >= kinds(a) ? b : a))]);
   }
   meet(of);
+  if (view.window === undefined) view.window = lastHalf(chosenCurves().shown);
   curveControls(section, datasets, networks);
   zoomControls(section);
   drawCurves(section);
+}
+
+/** What is being trained; or else the data on which errors differ most. */
+function firstDataset(datasets) {
+  const going = page.curves.find((c) => c.going)?.dataset;
+  return going ?? datasets.find((d) => d === "cifar100");
+}
+
+/** Where finished curves part; of what is being trained, and in the demo, all is shown. */
+function lastHalf(shown) {
+  const epochs = shownEpochs(shown);
+  if (page.kind !== "reproduction" || shown.some((c) => c.going) || epochs < 4) return null;
+  return [Math.floor(epochs / 2) + 1, epochs];
 }
 
 const keyOf = (curve) => JSON.stringify([curve.dataset, curve.label]);

@@ -77,7 +77,7 @@ function showViewer(of) {
   const range = $("#block input");
   if (range) {
     range.value = seen.block;
-    range.setAttribute("aria-valuetext", `${block.name}, ${seen.block + 1} of ${of.blocks.length}`);
+    range.setAttribute("aria-valuetext", `${block.name}, ${placeIn(of)}`);
   }
   $("#block output").textContent = `${block.name} · stage ${block.stage}`;
   keep($("#scale"), [seen.of, block.scales, seen.scale < 0], () => [
@@ -104,6 +104,12 @@ function showViewer(of) {
     h("span", {}, "the picture"),
   ]);
   paint(of);
+}
+
+/** Which of the network's blocks it is, and how many there are to choose from. */
+function placeIn(of) {
+  const some = of.blocks.length < of.depth ? `; ${of.blocks.length} shown` : "";
+  return `${of.blocks[seen.block].number} of ${of.depth}${some}`;
 }
 
 /** How the weights lie over the picture. */

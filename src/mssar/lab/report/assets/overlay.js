@@ -153,7 +153,7 @@ function describe(of, image, values) {
   const scale = seen.scale ? `scale ${grids(block.scales[seen.scale - 1])}` : "all scales together";
   const [low, high] = [Math.min(...values), Math.max(...values)].map((b) => digits(weight(of, b)));
   const span = low === high ? `${low} everywhere` : `${low} to ${high}`;
-  const text = `${nameOf(of)}. Picture: ${judged(image)}. Block ${block.name} (${seen.block + 1} of ${of.blocks.length}, stage ${block.stage}), ${scale}, ${what}: weights ${span}.`;
+  const text = `${nameOf(of)}. Picture: ${judged(image)}. Block ${block.name} (stage ${block.stage}, ${placeIn(of)}), ${scale}, ${what}: weights ${span}.`;
   const shown = $("#shown");
   if (shown.textContent !== text) shown.textContent = text;
   $("#overlay").setAttribute("aria-label", text);
