@@ -18,6 +18,7 @@ from lab import arrays, learnt, one_step, poison, tiny_everywhere
 from test_cli import fail
 from typer.testing import CliRunner, Result
 
+import mssar.__main__ as program
 from mssar.lab import cli, data, records
 from mssar.lab.commands import demo as demo_command
 from mssar.lab.commands.train import train as train_command
@@ -158,10 +159,27 @@ def test_a_budget_that_is_used_up_is_status_75_and_the_rest_is_done_later(monkey
 
 def test_a_budget_too_short_for_a_step_says_so_and_what_would_do(capsys, monkeypatch):
     words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--resume", "--time-budget", "1s")
-    line = fail(capsys, monkeypatch, *words)  # a second is kept for leaving
+    line = fail(capsys, monkeypatch, *words)  # three seconds are kept for leaving
     assert line.startswith("mssar: nothing was done: the time budget ended before the first step")
     assert re.search(r"--time-budget \d+s or more gets somewhere", line)
     assert list(Path("runs").glob("*/*")) == []
+
+
+def test_a_budget_counts_from_the_start_of_the_process(capsys, monkeypatch):
+    """A job with that limit was killed before it had saved: imports had not counted."""
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--time-budget", "1h")
+    monkeypatch.setattr(sys, "argv", ["mssar", *words])
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "SAID", {})  # signals stay as they are
+        # As if an hour went by in the import of the command.
+        patch.setattr(time, "monotonic", lambda real=time.monotonic: real() - 3600)
+        patch.setattr(cli, "main", lambda *begun, run=cli.main: (patch.undo(), run(*begun)))
+        with pytest.raises(SystemExit) as stop:
+            program.main()
+    assert stop.value.code == 2
+    assert re.search(r"it took 360\d\.\d s to come so far", capsys.readouterr().err)
+    # What is called in a process that does other things as well counts from the call.
+    run(*words)
 
 
 def test_a_loss_that_is_not_finite_is_status_1_and_the_others_are_finished():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mssar.lab import data, records
 from mssar.lab.data import Data, places
+from mssar.lab.engine import clock
 from mssar.lab.engine.execution import Execution, keep_compiled
 from mssar.lab.engine.fleet import Outcome, train
 from mssar.lab.engine.observer import Observer
@@ -47,7 +48,7 @@ def carry_out(
     ``watching`` is entered by the process that leads. ``record_in`` has the file for each one's
     record; it is empty where those in their folders are enough.
     """
-    begun = time.monotonic()
+    begun = clock.begun or time.monotonic()
     load = loader(data_dir)
     for run in runs:
         run.check()
