@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -253,6 +254,22 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, monkeypatch, words, me
 def test_a_device_that_is_not_there(capsys, monkeypatch):
     line = fail(capsys, monkeypatch, "train", "resnet8", "--device", "cuda")
     assert "no CUDA device is there" in line
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"], ["--restart"], ["--tensorboard"]], ids=str)
+def test_a_file_in_the_place_of_a_runs_folder_does_not_stop_the_others(more):
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--seed", "0,1")
+    run(*words)
+    first, second = sorted(Path("runs").glob("cifar10-*"))
+    for folder in (first, second):
+        shutil.rmtree(folder)
+    first.touch()
+    stopped = invoke(*words, *more)
+    assert stopped.exit_code == 1
+    assert stopped.stderr.splitlines()[-1].endswith(
+        f"seed 0: Not a directory: {first}; nothing was saved yet"
+    )
+    assert [r.run["seed"] for r in made()] == [0, 1, 1]
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_saved(capsys, monkeypatch):

@@ -236,10 +236,9 @@ def _ask(asked: list[Run], folder: Path, resume: bool, restart: bool) -> None:
 
     if resume and restart:
         raise ValueError("--resume goes on and --restart throws away; say one of them")
-    for run in asked:
+    for run in () if resume or restart else asked:
         directory = folder / run.name
-        there = checkpoints(directory) or finished(directory)
-        if there and not (resume or restart):
+        if checkpoints(directory) or finished(directory):
             raise ValueError(
                 f"{directory} holds this run already; --resume goes on, --restart begins anew"
             )
