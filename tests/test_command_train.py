@@ -110,7 +110,7 @@ def test_what_is_there_is_neither_trained_again_nor_thrown_away_unasked(capsys, 
     run(*words)
     (before,) = made()
     line = fail(capsys, monkeypatch, *words)
-    assert "holds this run already; --resume goes on, --restart begins anew" in line
+    assert "holds this run already; --resume goes on, --restart begins all runs" in line
     assert "finished before" in run(*words, "--resume").stderr
     assert [r.id for r in made()] == [before.id]
     run(*words, "--restart")
@@ -128,6 +128,23 @@ def test_a_restart_that_cannot_begin_throws_nothing_away(capsys, monkeypatch):
     fail(capsys, monkeypatch, *words, "--restart", "--data-dir", "nowhere")
     assert learnt(folder).keys() == before.keys()
     assert len(made()) == 1
+
+
+def test_what_is_advised_of_a_torn_run_leaves_the_finished_ones_alone():
+    """--restart was advised, which begins all runs of the command anew."""
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--seed", "0,1", "--resume")
+    run(*words)
+    torn, done = sorted(Path("runs").glob("cifar10-*"))
+    (torn / "record.json").unlink()
+    for path in checkpoint.checkpoints(torn):
+        path.write_bytes(path.read_bytes()[:100])
+    kept = {path.name: path.read_bytes() for path in done.iterdir()}
+    line = invoke(*words).stderr.splitlines()[-1]
+    advised = re.search(r"no checkpoint in (\S+) can be read; remove it to begin anew$", line)
+    shutil.rmtree(advised[1])
+    run(*words)
+    assert kept == {path.name: path.read_bytes() for path in done.iterdir()}
+    assert (torn / "record.json").exists()
 
 
 def test_a_run_goes_on_in_its_own_precision(capsys, monkeypatch):

@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_used_costs_only_its_run(tmp_path):
     outcome = fleet_of(runs, tmp_path, Log(), width=2)
     assert [r.run["seed"] for r in outcome.records] == [1, 2]
     (reason,) = outcome.failures
-    assert reason.endswith("can be read; --restart begins anew")  # and not: nothing was saved yet
+    assert reason.endswith("can be read; remove it to begin anew")  # and not: nothing was saved yet
     with pytest.raises(ValueError, match=f"^no checkpoint in {spoilt.parent} can be read"):
         fleet_of(runs[:1], tmp_path, Log())
 
