@@ -27,6 +27,7 @@ class DivergedError(RuntimeError):
     """A number that is not finite: the run cannot go on. It says all there is to say."""
 
     def __init__(self, what: str, run: Run, directory: Path) -> None:
+        self.what = what
         super().__init__(f"{run}: {what}{kept(run, directory)}; try a lower --lr")
 
 

@@ -320,9 +320,13 @@ class _Fleet:
             raise error
         self.untidy = True
         self.stacking.split(runs, self.waiting)
+        why = str(error)
+        if isinstance(error, failure.DivergedError):
+            # What is not finite in one network is soon in all: nobody knows whose it was.
+            why = f"of one or more of them {error.what}"
         self.observer.said(
             f"{runs[0].label}: {len(runs)} runs that were trained as one go on from their last "
-            f"checkpoints, each by itself, since {error}"
+            f"checkpoints, each by itself, since {why}"
         )
 
     def _turn(self, entry: _Entry) -> bool:
@@ -358,7 +362,6 @@ class _Fleet:
         if len(runs) == 1:
             self.observer.failed(runs[0], self._failed(error, runs[0], active))
             return
-        # What is not finite in one network is soon in all of them, so nobody knows whose it was.
         self._take_apart(runs, error)
 
     def _failed(self, error: Exception, run: Run, others: list[_Entry]) -> str:
