@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from lab import arrays, learnt, one_step, poison, tiny_everywhere
 from test_cli import fail
 from typer.testing import CliRunner, Result
 
+import mssar.__main__ as program
 from mssar.lab import cli, data, records
 from mssar.lab.commands import demo as demo_command
 from mssar.lab.commands.train import train as train_command
@@ -108,7 +110,7 @@ def test_what_is_there_is_neither_trained_again_nor_thrown_away_unasked(capsys, 
     run(*words)
     (before,) = made()
     line = fail(capsys, monkeypatch, *words)
-    assert "holds this run already; --resume goes on, --restart begins anew" in line
+    assert "holds this run already; --resume goes on, --restart begins all runs" in line
     assert "finished before" in run(*words, "--resume").stderr
     assert [r.id for r in made()] == [before.id]
     run(*words, "--restart")
@@ -126,6 +128,23 @@ def test_a_restart_that_cannot_begin_throws_nothing_away(capsys, monkeypatch):
     fail(capsys, monkeypatch, *words, "--restart", "--data-dir", "nowhere")
     assert learnt(folder).keys() == before.keys()
     assert len(made()) == 1
+
+
+def test_what_is_advised_of_a_torn_run_leaves_the_finished_ones_alone():
+    """--restart was advised, which begins all runs of the command anew."""
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--seed", "0,1", "--resume")
+    run(*words)
+    torn, done = sorted(Path("runs").glob("cifar10-*"))
+    (torn / "record.json").unlink()
+    for path in checkpoint.checkpoints(torn):
+        path.write_bytes(path.read_bytes()[:100])
+    kept = {path.name: path.read_bytes() for path in done.iterdir()}
+    line = invoke(*words).stderr.splitlines()[-1]
+    advised = re.search(r"no checkpoint in (\S+) can be read; remove it to begin anew$", line)
+    shutil.rmtree(advised[1])
+    run(*words)
+    assert kept == {path.name: path.read_bytes() for path in done.iterdir()}
+    assert (torn / "record.json").exists()
 
 
 def test_a_run_goes_on_in_its_own_precision(capsys, monkeypatch):
@@ -158,10 +177,27 @@ def test_a_budget_that_is_used_up_is_status_75_and_the_rest_is_done_later(monkey
 
 def test_a_budget_too_short_for_a_step_says_so_and_what_would_do(capsys, monkeypatch):
     words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--resume", "--time-budget", "1s")
-    line = fail(capsys, monkeypatch, *words)  # a second is kept for leaving
+    line = fail(capsys, monkeypatch, *words)  # three seconds are kept for leaving
     assert line.startswith("mssar: nothing was done: the time budget ended before the first step")
     assert re.search(r"--time-budget \d+s or more gets somewhere", line)
     assert list(Path("runs").glob("*/*")) == []
+
+
+def test_a_budget_counts_from_the_start_of_the_process(capsys, monkeypatch):
+    """A job with that limit was killed before it had saved: imports had not counted."""
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--time-budget", "1h")
+    monkeypatch.setattr(sys, "argv", ["mssar", *words])
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "SAID", {})  # signals stay as they are
+        # As if an hour went by in the import of the command.
+        patch.setattr(time, "monotonic", lambda real=time.monotonic: real() - 3600)
+        patch.setattr(cli, "main", lambda *begun, run=cli.main: (patch.undo(), run(*begun)))
+        with pytest.raises(SystemExit) as stop:
+            program.main()
+    assert stop.value.code == 2
+    assert re.search(r"it took 360\d\.\d s to come so far", capsys.readouterr().err)
+    # What is called in a process that does other things as well counts from the call.
+    run(*words)
 
 
 def test_a_loss_that_is_not_finite_is_status_1_and_the_others_are_finished():
@@ -235,6 +271,22 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, monkeypatch, words, me
 def test_a_device_that_is_not_there(capsys, monkeypatch):
     line = fail(capsys, monkeypatch, "train", "resnet8", "--device", "cuda")
     assert "no CUDA device is there" in line
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"], ["--restart"], ["--tensorboard"]], ids=str)
+def test_a_file_in_the_place_of_a_runs_folder_does_not_stop_the_others(more):
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--seed", "0,1")
+    run(*words)
+    first, second = sorted(Path("runs").glob("cifar10-*"))
+    for folder in (first, second):
+        shutil.rmtree(folder)
+    first.touch()
+    stopped = invoke(*words, *more)
+    assert stopped.exit_code == 1
+    assert stopped.stderr.splitlines()[-1].endswith(
+        f"seed 0: Not a directory: {first}; nothing was saved yet"
+    )
+    assert [r.run["seed"] for r in made()] == [0, 1, 1]
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_saved(capsys, monkeypatch):

@@ -1,7 +1,9 @@
 """A run that fails costs the others nothing, and says why in a line."""
 
+import errno
 import gc
 import math
+import os
 import re
 import weakref
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from lab import CPU, Log, arrays, assert_same, learnt, opened, poison, tiny, trained
+from lab import CPU, Log, arrays, assert_same, learnt, one_step, opened, poison, tiny, trained
 from torch import Tensor, nn
 
 from mssar.lab.engine import checkpoint, failure, fleet
@@ -197,7 +199,7 @@ def test_a_folder_that_cannot_be_used_costs_only_its_run(tmp_path):
     outcome = fleet_of(runs, tmp_path, Log(), width=2)
     assert [r.run["seed"] for r in outcome.records] == [1, 2]
     (reason,) = outcome.failures
-    assert reason.endswith("can be read; --restart begins anew")  # and not: nothing was saved yet
+    assert reason.endswith("can be read; remove it to begin anew")  # and not: nothing was saved yet
     with pytest.raises(ValueError, match=f"^no checkpoint in {spoilt.parent} can be read"):
         fleet_of(runs[:1], tmp_path, Log())
 
@@ -249,3 +251,92 @@ def test_a_full_disk_is_everybodys_and_all_that_can_be_saved_is(tmp_path, monkey
         fleet_of(runs, tmp_path, Log(), width=2)
     (kept,) = checkpoint.checkpoints(tmp_path / runs[1].name)
     assert checkpoint.progress(kept).step == 3  # the other's epoch was to be closed
+
+
+def refusing(name: str, code: int) -> Callable[..., None]:
+    """In place of ``write_whole``: a folder of this name may not be written to."""
+    real = checkpoint.write_whole
+
+    def write(path: Path, content: bytes) -> None:
+        if path.parent.name == name:
+            raise OSError(code, os.strerror(code), str(path))
+        real(path, content)
+
+    return write
+
+
+@pytest.mark.parametrize("kinds", [{"width": 1}, {"width": 2}, {"width": 2, "stack": 2}], ids=str)
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EISDIR], ids=errno.errorcode.get)
+def test_a_folder_that_cannot_be_written_is_one_runs_own(tmp_path, monkeypatch, code, kinds):
+    runs = [tiny(0), tiny(1)]
+    monkeypatch.setattr(checkpoint, "write_whole", refusing(runs[0].name, code))
+    outcome = fleet_of(runs, tmp_path, Log(), **kinds)
+    assert [record.run["seed"] for record in outcome.records] == [1]
+    (reason,) = outcome.failures
+    place = tmp_path / runs[0].name / "epoch-0001.safetensors"
+    assert reason == f"{runs[0]}: {os.strerror(code)}: {place}; nothing was saved yet"
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+def test_at_the_end_of_its_time_such_a_folder_is_one_runs_own(tmp_path, monkeypatch, stack):
+    runs = [tiny(0), tiny(1)]
+    monkeypatch.setattr(checkpoint, "write_whole", refusing(runs[0].name, errno.EACCES))
+    with one_step(monkeypatch):
+        outcome = fleet_of(runs, tmp_path, Log(), width=2, stack=stack)
+    assert runs[1] in outcome.left
+    if stack == 1:
+        assert len(outcome.failures) == 1
+    else:  # runs that are one take their steps together, and the other has kept it
+        (kept,) = checkpoint.checkpoints(tmp_path / runs[1].name)
+        assert checkpoint.progress(kept).step == 1
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_a_file_in_the_place_of_a_folder_is_one_runs_own(tmp_path, monkeypatch, stack, moment):
+    runs = [tiny(0), tiny(1)]
+    place = tmp_path / runs[0].name
+
+    def replaced() -> None:
+        if place.is_dir():
+            place.rename(tmp_path / "elsewhere")
+        place.touch()
+
+    if moment == "before":
+        replaced()
+    else:
+        monkeypatch.setattr(Learner, "step", unlucky(2, 0, replaced))
+    outcome = fleet_of(runs, tmp_path, Log(), width=2, stack=stack)
+    assert [record.run["seed"] for record in outcome.records] == [1]
+    (reason,) = outcome.failures
+    assert reason == f"{runs[0]}: Not a directory: {place}; nothing was saved yet"
+
+
+def test_a_program_that_fails_in_such_a_folder_costs_the_others_nothing(tmp_path, monkeypatch):
+    """The traceback has no place then."""
+    runs = [tiny(0), tiny(1)]
+    monkeypatch.setattr(Learner, "step", unlucky(1, 0, mishap))
+    monkeypatch.setattr(failure, "write_whole", refusing(runs[0].name, errno.EACCES))
+    outcome = fleet_of(runs, tmp_path, Log(), width=2)
+    assert [record.run["seed"] for record in outcome.records] == [1]
+    (reason,) = outcome.failures
+    assert reason == f"{runs[0]}: KeyError: 'a mishap\\nof two lines'; nothing was saved yet"
+
+
+def test_what_the_folder_of_all_runs_refuses_is_everybodys(tmp_path):
+    own, missing = tmp_path / "own", tmp_path / "missing"
+    own.mkdir()
+
+    def is_everybodys(code: int, place: Path | None, folder: Path = own) -> bool:
+        error = OSError(code, os.strerror(code), *([] if place is None else [str(place)]))
+        return failure.is_everybodys(error, folder)
+
+    assert not is_everybodys(errno.EACCES, own)
+    assert not is_everybodys(errno.EPERM, own / "epoch-0001.safetensors")
+    assert not is_everybodys(errno.ENAMETOOLONG, missing, missing)
+    assert is_everybodys(errno.EACCES, missing, missing)  # it may not be made
+    assert is_everybodys(errno.EACCES, tmp_path / "records.jsonl")
+    assert is_everybodys(errno.EACCES, None)
+    for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE):
+        assert is_everybodys(code, own / "epoch-0001.safetensors")
+    assert not failure.is_everybodys(KeyError("own"), own)

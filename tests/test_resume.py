@@ -267,7 +267,7 @@ def test_checkpoints_from_before_there_were_checksums_are_read(tmp_path):
 def test_where_no_checkpoint_can_be_read_nothing_is_begun_anew_in_silence(tmp_path):
     path = tmp_path / "epoch-0001.safetensors"
     path.write_bytes(b"x")
-    with pytest.raises(ValueError, match=f"no checkpoint in {tmp_path} can be read; --restart"):
+    with pytest.raises(ValueError, match=f"no checkpoint in {tmp_path} can be read; remove it"):
         trained(RUN, arrays(), tmp_path)
     assert path.read_bytes() == b"x"
 

@@ -158,6 +158,7 @@ def test_of_five_classes_the_card_has_no_top_5_error(tmp_path):
         note = {"size": (3, 8, 8), "mean": [0.5], "std": [0.5], "error": 1.0, "error5": 0.0}
         told = card.card(config_of(net), None, "", note | {"classes": ["a"] * classes})
         assert ("top-5" in told) == (classes > 5)
+        assert "measured again with these weights |" in told  # on what, older files do not say
 
 
 def test_the_cards_head_is_what_the_hub_reads(tmp_path):

@@ -226,7 +226,9 @@ def test_a_loss_that_is_not_finite_takes_a_stack_apart(tmp_path, monkeypatch, an
     monkeypatch.setattr(StackLearner, "begin", spoilt)
     outcome = sail(chosen, tmp_path, log, width=3, stack=3, anew=anew)
     assert outcome.failures == []  # the fault was not the run's own
-    assert any("go on from their last checkpoints, each by itself" in said for said in log.messages)
+    (said,) = (m for m in log.messages if "from their last checkpoints, each by itself" in m)
+    assert said.endswith("since of one or more of them the loss is nan in epoch 2, step 1")
+    assert "seed" not in said
     assert [record.interruptions for record in outcome.records] == [1, 1, 1]
     assert all("stacked" not in record.execution for record in outcome.records)
     for run in chosen:

@@ -83,8 +83,10 @@ def test_a_finished_run_becomes_a_network_again(finished, half):
     assert note["error"] == pytest.approx(100 * float(wrong.float().mean()))
     if not half:
         assert note["error"] == record.error
-    again = f"error {note['error']:.2f}% measured again, {record.error:.2f}% recorded"
-    assert again in said
+    hardware, precision = record.environment["hardware"], record.execution["precision"]
+    assert note["measured"] == {"hardware": hardware, "precision": precision}
+    again = f"error {note['error']:.2f}% measured again on {hardware} in {precision}"
+    assert f"{again}, {record.error:.2f}% recorded" in said
     tested = json.loads(run("eval", "x.safetensors", "--json").stdout)
     assert (tested["error"], tested["run"], tested["epoch"]) == (note["error"], record.run, 2)
 
@@ -220,6 +222,8 @@ def test_a_folder_to_share_has_the_file_a_configuration_and_a_card(finished, cap
     card = Path("net/README.md").read_text("utf-8")
     assert "parameters in half precision" in card
     assert f"| error, last epoch | {record.error:.2f} % |" in card
+    how = f" on {record.environment['hardware']} in {record.execution['precision']}"
+    assert f"measured again with these weights{how} |" in card
     for name, line in (
         ("net.pt", "FILE ends in .safetensors, or is a folder without an ending or with a / at"),
         ("a/b", "there is no folder a to write b into"),

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 from mssar.extras import advice
 
@@ -14,13 +15,14 @@ SAID = {signal.SIGINT: b"mssar: interrupted\n", signal.SIGTERM: b"mssar: termina
 
 
 def main() -> None:
+    begun = time.monotonic()  # to import torch takes seconds
     for number in SAID:
         if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
             signal.signal(number, _stop)  # else someone ignores it
     try:
         from mssar.lab.cli import main as run
 
-        run()
+        run(begun)
     except ModuleNotFoundError as missing:
         name = (missing.name or "").partition(".")[0]
         if name not in NEEDED:

@@ -65,7 +65,11 @@ def make_folder(folder: Path) -> None:
     """And those above it; their names are on the disk, too."""
     if not folder.is_dir():
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError:  # a file has its name
+            code = errno.ENOTDIR
+            raise NotADirectoryError(code, os.strerror(code), str(folder)) from None
         sync(folder.parent)
 
 

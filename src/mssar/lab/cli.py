@@ -26,6 +26,7 @@ from mssar.lab.commands.reproduce import reproduce
 from mssar.lab.commands.task import task
 from mssar.lab.commands.train import train
 from mssar.lab.commands.weights import weights
+from mssar.lab.engine import clock
 
 
 @contextmanager
@@ -103,8 +104,12 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def main() -> None:
-    """Run the command; a user's mistake is one line and exit status 2, a machine's one and 1."""
+def main(begun: float | None = None) -> None:
+    """Run the command; a user's mistake is one line and exit status 2, a machine's one and 1.
+
+    ``begun``: when its process did, by the monotonic clock, from which a time budget counts.
+    """
+    clock.begun = begun
     try:
         status = app(prog_name="mssar", standalone_mode=False)
         sys.stdout.flush()  # else the interpreter would find out at its end that it cannot
@@ -130,4 +135,6 @@ def main() -> None:
         if said:  # a verb that lacks its own has shown its help
             print(f"mssar: {said}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        clock.begun = None
     sys.exit(status)

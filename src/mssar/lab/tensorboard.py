@@ -50,7 +50,8 @@ class Events(Observer):
         self._files.pop(run).close()
 
     def failed(self, run: Run, reason: str) -> None:  # noqa: ARG002
-        self._files.pop(run).close()
+        if file := self._files.pop(run, None):  # else that is what failed
+            file.close()
 
     def close(self) -> None:
         while self._files:

@@ -44,7 +44,7 @@ FILE = """
 | | |
 |---|---|
 | weights | those of the last epoch, parameters in {precision} |
-| error | {error:.2f} %, measured again with these weights |
+| error | {error:.2f} %, measured again with these weights{measured} |
 {five}| images | {height} × {width} pixels, red, green and blue, each from 0 to 1 |
 | mean, to subtract | {mean} |
 | standard deviation, to divide by | {std} |
@@ -123,12 +123,19 @@ def _file(note: Mapping[str, Any], precision: str) -> str:
     return FILE.format(
         precision=precision,
         error=note["error"],
+        measured=measured(note),
         five=_five(note["error5"], len(note["classes"])),
         height=height,
         width=width,
         mean=mean,
         std=std,
     )
+
+
+def measured(note: Mapping[str, Any]) -> str:
+    """On what, and in which precision; older files do not say."""
+    how = note.get("measured")
+    return f" on {how['hardware']} in {how['precision']}" if how else ""
 
 
 def _training(

@@ -1,7 +1,8 @@
 """Trained weights from a file that says what it is of: safetensors, never a pickle.
 
 A file that `mssar weights` wrote has a JSON note: network, recalibration and options, the data set
-with its classes and the mean and deviation of its pixels (from 0 to 1), and the error.
+with its classes and the mean and deviation of its pixels (from 0 to 1), and the error with what it
+was measured on; older files do not say on what.
 """
 
 from __future__ import annotations

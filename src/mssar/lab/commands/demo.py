@@ -36,7 +36,7 @@ def demo(
     *,
     seeds: Annotated[int, typer.Option(min=1, help="How many times, from other seeds.")] = 1,
     runs: Annotated[Path, typer.Option(help="Folder for the runs and their records.")] = FOLDER,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away what was begun.")] = False,
+    restart: opt.Restart = False,
     time_budget: opt.Budget = None,
     how: Annotated[
         opt.How, options_of(opt.How, "device", "deterministic", "threads", "tensorboard")

@@ -31,6 +31,9 @@ Runs: TypeAlias = Annotated[Path, typer.Option(help="Folder for runs, one folder
 Budget: TypeAlias = Annotated[
     str | None, typer.Option("--time-budget", help="Stop in time, as in 9m or 1h30m, and save.")
 ]
+Restart: TypeAlias = Annotated[
+    bool, typer.Option("--restart", help="Delete these runs, finished ones too, and begin anew.")
+]
 Dataset: TypeAlias = Annotated[
     str, typer.Option(help="arrangements, cifar10, cifar100, imagefolder, ilsvrc2012.")
 ]

@@ -99,7 +99,7 @@ def train(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away what was begun.")] = False,
+    restart: opt.Restart = False,
     data_dir: opt.DataDir = None,
     runs: opt.Runs = opt.RUNS,
     time_budget: opt.Budget = None,
@@ -236,10 +236,10 @@ def _ask(asked: list[Run], folder: Path, resume: bool, restart: bool) -> None:
 
     if resume and restart:
         raise ValueError("--resume goes on and --restart throws away; say one of them")
-    for run in asked:
+    for run in () if resume or restart else asked:
         directory = folder / run.name
-        there = checkpoints(directory) or finished(directory)
-        if there and not (resume or restart):
+        if checkpoints(directory) or finished(directory):
             raise ValueError(
-                f"{directory} holds this run already; --resume goes on, --restart begins anew"
+                f"{directory} holds this run already; --resume goes on, "
+                "--restart begins all runs of the command anew, finished ones too"
             )

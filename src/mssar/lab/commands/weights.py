@@ -38,6 +38,7 @@ def weights(
     from mssar.durable import write_whole
     from mssar.lab import data
     from mssar.lab.engine import weights as engine
+    from mssar.networks.card import measured
     from mssar.networks.sharing import CARD, CONFIG, WEIGHTS, write
     from mssar.surgery.sharing import described
 
@@ -47,8 +48,9 @@ def weights(
     config = described(chosen.model, recorded, chosen.run.network) if shared else {}
     found = data.load(chosen.run.dataset, data_dir)
     state = engine.convert(chosen, half=half)
-    score = engine.measured(chosen, found, how.execution())
-    note = engine.note(chosen, record, found, score)
+    execution = how.execution()
+    score = engine.measured(chosen, found, execution)
+    note = engine.note(chosen, record, found, score, execution)
     content = engine.file(state, note)
     kind = "half precision" if half else "single precision"
     name = place.resolve().name
@@ -60,7 +62,7 @@ def weights(
     if shared:
         files = f"{WEIGHTS}, {CONFIG} and {CARD}"
         print(f"a folder to share, with {files}; {name}.safetensors would be a single file")
-    print(f"error {score.error:.2f}% measured again, {record.error:.2f}% recorded")
+    print(f"error {score.error:.2f}% measured again{measured(note)}, {record.error:.2f}% recorded")
 
 
 def _place(file: str) -> tuple[Path, bool]:

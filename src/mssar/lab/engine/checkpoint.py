@@ -169,7 +169,8 @@ def newest(
             if path != paths[0]:
                 warn(f"{error}; going back to the checkpoint before it")
     if paths:
-        raise ValueError(f"no checkpoint in {directory} can be read; --restart begins anew")
+        # Not --restart: other runs of the command may be finished.
+        raise ValueError(f"no checkpoint in {directory} can be read; remove it to begin anew")
     return None
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from statistics import median
 from types import FrameType
 
-RESERVE = 1.0  # seconds of a time budget kept for leaving
+RESERVE = 3.0  # seconds of a time budget kept for leaving: one with torch, two on a busy machine
 IMPATIENCE = 0.5  # seconds after which a second interrupt is meant
 RECENT = 9  # times of late that say how long something takes
 BLOCKS = 16  # of an epoch
@@ -22,6 +22,7 @@ SIGNALS = [
     for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 ]
+begun: float | None = None  # the process, where a command is all that it does
 
 
 class Typical:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,12 +16,18 @@ from mssar.lab.engine import checkpoint
 from mssar.lab.run import Run
 
 NAME = "failure.txt"  # in the run's folder: where in the program it was
+# That one folder answers with; a full disk answers so to everybody.
+_REFUSALS = (
+    *(errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+    errno.ENAMETOOLONG,
+)
 
 
 class DivergedError(RuntimeError):
     """A number that is not finite: the run cannot go on. It says all there is to say."""
 
     def __init__(self, what: str, run: Run, directory: Path) -> None:
+        self.what = what
         super().__init__(f"{run}: {what}{kept(run, directory)}; try a lower --lr")
 
 
@@ -32,11 +40,26 @@ def reason(error: Exception, run: Run, directory: Path) -> str:
         first = next(e for e in _causes(error) if _lacks_memory(e))
         what = str(first).splitlines()[0] if str(first) else "out of memory"
         advice = "; a smaller --batch or --fleet needs less"
+    elif isinstance(error, OSError):
+        what = f"{error.strerror}: {error.filename}"
     elif not isinstance(error, ValueError):  # nobody's mistake but the program's
         what = f"{type(error).__name__}: {what:.300}"
-        write_whole(directory / NAME, "".join(traceback.format_exception(error)).encode())
-        advice = f"; {directory / NAME} says where"
+        with suppress(OSError):  # a disk that is full says so soon enough
+            write_whole(directory / NAME, "".join(traceback.format_exception(error)).encode())
+            advice = f"; {directory / NAME} says where"
     return f"{run}: {what}{kept(run, directory)}{advice}"
+
+
+def is_everybodys(error: Exception, *directories: Path) -> bool:
+    """Whether an error of the disk is of more than these runs' own folders."""
+    if not isinstance(error, OSError):
+        return False
+    if error.errno not in _REFUSALS or error.filename is None:
+        return True
+    place = Path(os.fsdecode(error.filename))
+    own = next((d for d in directories if d == place or d in place.parents), None)
+    # What cannot be made is refused by the folder of all runs, unless it is for its name.
+    return own is None or not (os.path.lexists(own) or error.errno == errno.ENAMETOOLONG)
 
 
 def kept(run: Run, directory: Path) -> str:

@@ -243,14 +243,16 @@ class _Fleet:
 
     def _save(self, active: list[_Entry]) -> None:
         """Everybody, although one cannot be saved."""
-        full: OSError | None = None
+        full: Exception | None = None
         for entry in [entry for entry in active if not (entry.new or entry.training.saved)]:
             try:
                 entry.training.save()
-            except OSError as error:
-                full = error
             except Exception as error:
-                self._lose(entry, active, error)
+                runs = [training.run for training in entry.training.trainings]
+                if self._is_everybodys(error, runs):
+                    full = error
+                else:
+                    self._lose(entry, active, error)
         if full:
             raise full
 
@@ -314,13 +316,17 @@ class _Fleet:
 
     def _take_apart(self, runs: list[Run], error: Exception) -> None:
         """Have runs that were to be one go on by themselves."""
-        if isinstance(error, OSError):  # a full disk is everybody's
+        if self._is_everybodys(error, runs):
             raise error
         self.untidy = True
         self.stacking.split(runs, self.waiting)
+        why = str(error)
+        if isinstance(error, failure.DivergedError):
+            # What is not finite in one network is soon in all: nobody knows whose it was.
+            why = f"of one or more of them {error.what}"
         self.observer.said(
             f"{runs[0].label}: {len(runs)} runs that were trained as one go on from their last "
-            f"checkpoints, each by itself, since {error}"
+            f"checkpoints, each by itself, since {why}"
         )
 
     def _turn(self, entry: _Entry) -> bool:
@@ -356,12 +362,11 @@ class _Fleet:
         if len(runs) == 1:
             self.observer.failed(runs[0], self._failed(error, runs[0], active))
             return
-        # What is not finite in one network is soon in all of them, so nobody knows whose it was.
         self._take_apart(runs, error)
 
     def _failed(self, error: Exception, run: Run, others: list[_Entry]) -> str:
         """Note that a run cannot go on, and why. What is no fault of one run is raised."""
-        if isinstance(error, OSError):  # a full disk is everybody's
+        if self._is_everybodys(error, [run]):
             raise error
         if self.world.size > 1 and not isinstance(error, failure.DivergedError):
             raise error  # the other processes know nothing of it
@@ -374,6 +379,9 @@ class _Fleet:
             self.width = len(others)  # or all that wait would fail, one after the other
             self.observer.said(f"memory ran out: from now on {self.width} at once")
         return said
+
+    def _is_everybodys(self, error: Exception, runs: list[Run]) -> bool:
+        return failure.is_everybodys(error, *(self.folder / run.name for run in runs))
 
     def _sweep(self) -> None:
         """Free what a failed run had; an exception may keep it in a circle."""

@@ -96,7 +96,7 @@ def finished(directory: Path) -> Record | None:
     path = directory / NAME
     try:
         return records.parse(lines.text(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -49,7 +49,7 @@ def _require_same(training: Training, found: Progress) -> None:
     if found.data != training.data.checksum:
         raise ValueError(
             f"{directory} was trained on other data called {training.run.dataset}; "
-            "bring those back, or begin anew with --restart"
+            "bring those back, or remove it to begin anew"
         )
     if found.precision != execution.precision:
         raise ValueError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mssar.lab import data, records
 from mssar.lab.data import Data, places
-from mssar.lab.engine import compiling
+from mssar.lab.engine import clock, compiling
 from mssar.lab.engine.execution import Execution, keep_compiled
 from mssar.lab.engine.fleet import Outcome, train
 from mssar.lab.engine.observer import Observer
@@ -51,7 +51,7 @@ def carry_out(
     record; it is empty where those in their folders are enough. ``may_compile``: where that pays,
     and nobody has said.
     """
-    begun = time.monotonic()
+    begun = clock.begun or time.monotonic()
     load = loader(data_dir)
     for run in runs:
         run.check()

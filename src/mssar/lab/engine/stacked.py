@@ -241,9 +241,16 @@ class StackedTrainings:
         return all(training.saved for training in self.trainings)
 
     def save(self) -> None:
+        """All of them, although the folder of one cannot be written."""
+        trouble: OSError | None = None
         with self.saves.timed():
             for training in self.trainings:
-                training.save()
+                try:
+                    training.save()
+                except OSError as error:
+                    trouble = error
+            if trouble:
+                raise trouble
 
     def work(self) -> Iterator[None]:
         """Until all have ended."""

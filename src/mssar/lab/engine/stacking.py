@@ -67,7 +67,7 @@ class Stacking:
         """Whether a run has as many images and as far to go."""
         try:
             return _same_sizes(self.load(other.dataset), data) and self._position(other) == place
-        except ValueError:  # of its data or its folder: said when its own turn comes
+        except (ValueError, OSError):  # of its data or its folder: said when its own turn comes
             return False
 
     def members(self, runs: Sequence[Run], resident: dict[object, Resident]) -> list[Member]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mssar.lab.data import Data
+from mssar.lab.engine import provenance
 from mssar.lab.engine.checkpoint import Brought
 from mssar.lab.engine.evaluate import Trained, evaluate, trained
 from mssar.lab.engine.examine import Score
@@ -58,7 +59,9 @@ def measured(chosen: Trained, data: Data, execution: Execution) -> Score:
     return evaluate(chosen, data, execution)
 
 
-def note(chosen: Trained, record: Record, data: Data, score: Score) -> dict[str, Any]:
+def note(
+    chosen: Trained, record: Record, data: Data, score: Score, execution: Execution
+) -> dict[str, Any]:
     """What a file says of itself; see :mod:`mssar.networks.weights`."""
     run, data = chosen.run.as_dict(), chosen.run.normalised(data)
     return {
@@ -70,6 +73,10 @@ def note(chosen: Trained, record: Record, data: Data, score: Score) -> dict[str,
         "std": shares(data.std),
         "error": score.error,
         "error5": score.error5,
+        "measured": {
+            "hardware": provenance.hardware(execution.device),
+            "precision": execution.precision,
+        },
         "recorded_error": record.error,
         "epoch": chosen.progress.epoch,
         "data": data.checksum,
