@@ -1,7 +1,9 @@
 """Whether runs are compiled although nobody asked for it."""
 
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from mssar.lab.data.dataset import Arrays, Split
 from mssar.lab.engine import compiling, runner
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.fleet import Outcome
+from mssar.lab.experiments.plan import plan_for
 from mssar.lab.run import Run, usual_recipe
 
 GPU = Execution(torch.device("cuda", 0), "bf16")
+NOWHERE = Path("nowhere")
 
 
 def cifar(_name: str) -> Arrays:
@@ -33,63 +37,96 @@ def runs(network: str, kind: str = "mssar", seeds: int = 1, **options: object) -
     return [Run(network, kind, options, "cifar10", recipe, seed) for seed in range(seeds)]
 
 
-@pytest.fixture(autouse=True)
-def _able(monkeypatch):
-    monkeypatch.setattr(compiling, "_can_compile", lambda _: True)
+def worth(asked: list[Run], how: Execution = GPU, folder: Path = NOWHERE, **more) -> set[str]:
+    return set(compiling.worth(asked, cifar, how, folder, **more))
 
 
+@pytest.fixture
+def able(monkeypatch):
+    """A GPU, Triton and a compiler of C, as far as one looks."""
+    monkeypatch.setattr(compiling, "able", lambda _: True)
+    monkeypatch.setattr(compiling.kernels, "AVAILABLE", True)
+    monkeypatch.setenv("CC", sys.executable)
+
+
+@pytest.mark.usefixtures("able")
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [
-        (runs("resnet56"), False),
-        (runs("resnet56", seeds=2), True),
-        (runs("resnet20", seeds=3), False),
-        (runs("resnet20", seeds=8), True),
-        # Each network is compiled by itself: what one saves must pay for one.
-        (runs("resnet56", "none") + runs("resnet56", "se") + runs("resnet56"), False),
-        (runs("resnet56", "none", 3) + runs("resnet56", "se", 3) + runs("resnet56", seeds=3), True),
-        (runs("resnet56") + runs("resnet56", reduction=3), False),
-        (runs("densenet100", seeds=3), False),  # whole it takes minutes
-        (runs("resnet56", "eca", 3), False),  # not measured
+        (runs("resnet56"), set()),
+        (runs("resnet56", seeds=2), {"resnet56 mssar"}),
+        (runs("resnet20", seeds=3), set()),
+        (runs("resnet20", seeds=8), {"resnet20 mssar"}),
+        # Each network is compiled by itself: what one saves must pay for it.
+        (runs("resnet56", "none") + runs("resnet56", "se") + runs("resnet56"), set()),
+        (runs("resnet56", "none", 2) + runs("resnet56"), {"resnet56 none"}),
+        (runs("resnet56", seeds=9) + runs("resnet20"), {"resnet56 mssar"}),
+        (runs("resnet56") + runs("resnet56", reduction=3), set()),
+        # A DenseNet is compiled whole, which takes minutes; the others are not measured.
+        (runs("densenet100", seeds=3) + runs("resnet56", seeds=2), {"resnet56 mssar"}),
+        (runs("resnet56", "eca", 3), set()),
     ],
-    ids=lambda value: value if isinstance(value, bool) else f"{len(value)} {value[0].label}",
+    ids=lambda value: f"{len(value)} {value[0].label}" if isinstance(value, list) else "",
 )
 def test_long_runs_of_repeated_blocks_pay_for_it(asked, wanted):
-    assert compiling.pays(asked, cifar, GPU) is wanted
+    assert worth(asked) == wanted
 
 
+@pytest.mark.usefixtures("able")
+def test_all_of_a_table_leaves_out_its_densenets():
+    states = plan_for(["table3"], [], hardware="").missing
+    found = {label.split()[0] for label in worth(list(states))}
+    assert found == {"resnet32", "resnet56"}  # three ResNet-20 on each data set are too short
+
+
+@pytest.mark.usefixtures("able")
+def test_what_is_done_counts_no_more(tmp_path):
+    asked = runs("resnet56", seeds=4)
+    for run in asked[1:]:
+        (tmp_path / run.name).mkdir()
+        (tmp_path / run.name / "epoch-0150.safetensors").touch()
+    assert worth(asked)
+    assert not worth(asked, folder=tmp_path)
+    assert worth(asked, folder=tmp_path, anew=True)
+
+
+@pytest.mark.usefixtures("able")
 @pytest.mark.parametrize(
     "how",
     [CPU, replace(GPU, graph=False), replace(GPU, deterministic=True)],
     ids=["a CPU", "no graphs", "deterministic"],
 )
 def test_elsewhere_it_is_left_to_the_user(how):
-    assert compiling.pays(runs("resnet56", seeds=4), cifar, GPU)
-    assert not compiling.pays(runs("resnet56", seeds=4), cifar, how)
+    assert not worth(runs("resnet56", seeds=4), how)
 
 
+@pytest.mark.usefixtures("able")
 def test_a_short_budget_is_for_training(monkeypatch):
     long = runs("resnet56", seeds=4)
-    assert compiling.pays(long, cifar, GPU, budget=540)
-    assert not compiling.pays(long, cifar, GPU, budget=160)
+    assert worth(long, budget=540)
+    assert not worth(long, budget=160)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert not compiling.pays(long, cifar, GPU)  # of several processes none has a graph
+    assert not worth(long)  # of several processes none has a graph
 
 
-def test_without_a_compiler_of_c_there_is_none(monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setattr(compiling, "able", lambda _: True)
-    monkeypatch.setattr(compiling.kernels, "AVAILABLE", True)
-    monkeypatch.setenv("CC", "/no/such/compiler")
-    assert not compiling.pays(runs("resnet56", seeds=4), cifar, GPU)
+@pytest.mark.usefixtures("able")
+@pytest.mark.parametrize("missing", ["a GPU", "Triton", "a compiler"])
+def test_without_what_compiles_nothing_is(missing, monkeypatch):
+    long = runs("resnet56", seeds=4)
+    assert worth(long)
+    if missing == "a GPU":
+        monkeypatch.setattr(compiling, "able", lambda _: False)
+    elif missing == "Triton":
+        monkeypatch.setattr(compiling.kernels, "AVAILABLE", False)
+    else:
+        monkeypatch.setenv("CC", "/no/such/compiler")
+    assert not worth(long)
 
 
 @pytest.mark.parametrize("may", [True, False])
 def test_it_is_settled_before_the_first_run_begins(may, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "pays", lambda *_: True)
+    monkeypatch.setattr(compiling, "worth", lambda *_, **__: frozenset({tiny().label}))
     monkeypatch.setattr(runner, "loader", lambda _: lambda _: arrays())
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     seen, log = [], Log()
 
     def train(_runs, _load, how, *_, **__):
@@ -100,8 +137,11 @@ def test_it_is_settled_before_the_first_run_begins(may, tmp_path, monkeypatch):
     runner.carry_out(
         [tiny()], CPU, tmp_path, watching=lambda: nullcontext(log), record_in={}, may_compile=may
     )
-    assert seen == [replace(CPU, compile=may)]
-    assert ["--no-compile" in message for message in log.messages] == [True] * may
+    (how,) = seen
+    assert how.of(tiny().label) == replace(CPU, compile=may)
+    assert how.of("another") == CPU
+    assert "compiled" not in how.as_dict()
+    assert [tiny().label in message for message in log.messages] == [True] * may
 
 
 @pytest.mark.parametrize(
@@ -118,3 +158,16 @@ def test_who_says_so_decides(words, may, compiled, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "carry_out", carry_out)
     command("train", "resnet8", "--device", "cpu", "--runs", str(tmp_path), *words)
     assert seen == [(may, compiled)]
+
+
+def test_what_is_compared_is_trained_as_it_is_timed(tmp_path, monkeypatch):
+    seen = []
+
+    def carry_out(_runs, how, *_, may_compile, **__):
+        seen.append((may_compile, how.compile))
+        return Outcome()
+
+    monkeypatch.setattr(runner, "carry_out", carry_out)
+    words = ("--device", "cpu", "--runs", str(tmp_path), "--seconds", "0")
+    command("compare", "resnet8", "--modules", "none,mssar", *words)
+    assert seen == [(False, False)]

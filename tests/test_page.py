@@ -15,6 +15,7 @@ import pytest
 
 from mssar.lab.report import page
 from mssar.lab.report.content import Claim, Page
+from mssar.lab.report.tables import WEIGHT_DECAY
 
 
 class Reader(HTMLParser):
@@ -160,7 +161,7 @@ def test_labels_have_names_as_people_write_them() -> None:
 
 def test_a_remark_leads_to_the_documentation_only_beside_it() -> None:
     of = pages.reproduction()
-    remark = "depends on the weight decay"
+    remark = WEIGHT_DECAY
     rows = (replace(of.tables[0].rows[2], remark=remark), *of.tables[0].rows[3:])
     of = replace(of, tables=(replace(of.tables[0], rows=rows),))
     linked = f'<a href="results.html#a-larger-weight-decay">{remark}</a>'

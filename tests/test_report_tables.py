@@ -117,6 +117,25 @@ def test_each_table_has_its_own_claim():
     assert against("ilsvrc", "resnet18", "se", "ilsvrc2012") == "none"
 
 
+@pytest.mark.parametrize(
+    ("decay", "errors", "said"),
+    [
+        (5e-4, [7.0, 7.1, 6.9], True),  # no worse than with the layer
+        (5e-4, [8.0, 8.1, 7.9], False),
+        (5e-4, [7.0], False),  # too few to say
+        (5e-5, [7.0, 7.1, 6.9], False),  # another finding
+    ],
+)
+def test_a_weight_decay_that_does_as_much_is_said_beside_the_gain(decay, errors, said):
+    ours = some([7.0, 7.1, 6.9], recalibration="mssar")
+    plain = run_of()
+    other = replace(plain, recipe=varied(plain.recipe, weight_decay=decay))
+    more = [record_of(replace(other, seed=seed), error) for seed, error in enumerate(errors)]
+    found = table("table3", [*some([8.5, 8.4, 8.6]), *ours, *more])
+    remarks = {one.recalibration for one in found.rows if one.remark == tables.WEIGHT_DECAY}
+    assert remarks == ({"mssar"} if said else set())
+
+
 def test_other_runs_are_in_no_table_of_the_paper_but_in_one_of_their_own():
     short = run_of()
     short = replace(short, recipe=varied(short.recipe, epochs=3, drops=(1, 2)))

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -276,13 +277,16 @@ def test_what_is_said_of_se_and_of_the_width_follows_from_the_records():
         lower.append(round(narrow - ours, 1))
         assert narrow > ours > published(paper.TABLE3, network, "mssar", dataset)  # "further"
     assert (min(lower), max(lower)) == (0.1, 0.4)
-    for network in ("resnet20", "resnet56"):  # "SE fits the training set best"
-        for dataset in ("cifar10", "cifar100"):
-            fitted = {
-                kind: fmean(r.epochs[-1].train_error for r in recorded(network, kind, dataset))
-                for kind in ("none", "se", "mssar")
-            }
-            assert min(fitted, key=fitted.get) == "se"
+    fitted = {
+        kind: [
+            replace(r, error=r.epochs[-1].train_error)
+            for r in recorded("resnet20", kind, "cifar100")
+        ]
+        for kind in ("none", "se", "mssar")
+    }  # "SE fits the training set best", beyond chance
+    assert all(
+        claim("", fitted["se"], fitted[k], None).verdict == "holds" for k in ("none", "mssar")
+    )
 
 
 def test_records_come_from_clean_commits_but_for_those_that_the_page_names():
@@ -331,7 +335,7 @@ def test_what_is_said_of_the_weight_decay_follows_from_the_records():
     assert recipes[0] == recipes[1]  # "otherwise by the same recipe"
 
 
-def test_the_demo_leads_with_the_network_whose_gain_does_not_hang_on_the_weight_decay():
+def test_the_demo_leads_with_the_larger_network():
     said = tomllib.loads((ROOT / PAGES[2]).read_text())["demo"]["headline"]
     assert "ResNet-20" not in said
     for dataset, name in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")):

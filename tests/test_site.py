@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from mssar.lab import records
+from mssar.lab.report.tables import WEIGHT_DECAY
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,8 +51,8 @@ def test_the_site_has_every_record_and_a_way_back(hook, tmp_path):
     assert data["curves"][0]["dataset"] == "cifar10"  # the paper's before photographs of ours
     assert data["curves"][-1]["dataset"] == "imagefolder"
     assert f": {hook.NAME} " in (ROOT / "mkdocs.yml").read_text("utf-8")
-    # A gain that another weight decay takes away says so, and where; there is such a place.
-    assert page.count('<a href="results.html#a-larger-weight-decay">depends on the') == 1
+    # Beside a gain that a larger weight decay has as well, it says so, and where more is said.
+    assert page.count(f'<a href="results.html#a-larger-weight-decay">{WEIGHT_DECAY}</a>') == 1
     assert "\n### A larger weight decay\n" in (ROOT / "docs/results.md").read_text("utf-8")
 
 

@@ -312,6 +312,19 @@ def test_the_time_left_of_a_run_whose_first_step_is_slow(tmp_path, monkeypatch):
     assert said[-1] == 0
 
 
+def test_a_first_step_that_compiles_is_no_rule_for_the_others(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tempo = Tempo(391)
+    tempo.begin(0)
+    assert tempo.early(160) is None
+    for seconds in (60.0, *(0.01,) * 15):
+        now += seconds
+        tempo.step()
+    assert tempo.seconds(160) is None  # not a block yet
+    assert tempo.early(160) == pytest.approx(160 * 391 * 0.01)
+
+
 def test_the_time_left_is_told_from_the_first_step_on(tmp_path, monkeypatch):
     """Where a block of steps takes minutes, nothing else tells it in these."""
     step, log = Learner.step, Log()

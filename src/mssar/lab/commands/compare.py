@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import webbrowser
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,6 +100,7 @@ def compare(
         run.check()
     submission.check()
     how = submission.settled(how)
+    how = replace(how, compile=bool(how.compile))  # as what is timed afterwards
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = parse.seconds(time_budget)
     checksum = submission.checksum(dataset, data_dir)

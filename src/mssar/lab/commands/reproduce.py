@@ -138,7 +138,8 @@ def _show(plan: Plan, where: str, as_json: bool) -> None:
     rows = paper_rows(plan.cells)
     if as_json:
         left = plan.seconds_left
-        said = {"cells": [asdict(row) for row in rows], "seconds_left": left, "hardware": where}
+        cells = [asdict(row) | {"outcome": row.outcome} for row in rows]
+        said = {"cells": cells, "seconds_left": left, "hardware": where}
         print_json(said)
         return
     table = Table("", "network", "", "options", "data", box=box.SIMPLE_HEAD)

@@ -157,6 +157,12 @@ def checkpoints(directory: Path) -> list[Path]:
     return [path for _, _, path in ordered]
 
 
+def epochs(directory: Path) -> int:
+    """Those that the newest is after, by its name alone."""
+    found = [_NAME.fullmatch(path.name) for path in checkpoints(directory)]
+    return int(found[-1][1]) if found and found[-1] else 0
+
+
 def newest(
     directory: Path, warn: Callable[[str], None]
 ) -> tuple[Progress, dict[str, Tensor]] | None:

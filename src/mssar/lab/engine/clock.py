@@ -61,6 +61,8 @@ class Tempo:
         self._begun = 0.0  # the block
         self._done = 0  # steps of it
         self._ended: float | None = None  # the epoch's steps
+        self._first: float | None = None  # when the first step here was done, which may compile
+        self._since = 0  # steps
 
     def begin(self, step: int) -> None:
         """The steps of an epoch, from this one on."""
@@ -74,6 +76,10 @@ class Tempo:
 
     def step(self) -> None:
         """One is done."""
+        if self._first is None:
+            self._first = time.monotonic()
+        else:
+            self._since += 1
         self._done += 1
         if self._done == self._block:
             self._close()
@@ -88,6 +94,12 @@ class Tempo:
         now = time.monotonic()
         self._late.append((now - self._begun) / self._done)
         self._begun, self._done = now, 0
+
+    def early(self, epochs: float) -> float | None:
+        """For so many, before there is a block: by the steps after the first, if there are any."""
+        if self._first is None or not self._since:
+            return None
+        return epochs * self.steps * (time.monotonic() - self._first) / self._since
 
     def seconds(self, epochs: float) -> float | None:
         """For so many; None where nothing tells."""

@@ -1,10 +1,11 @@
-"""When runs are compiled although nobody asked for it: where that takes less time than it saves."""
+"""What is compiled although nobody asked for it: where that takes less time than it saves."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,7 @@ from mssar.cost import cost
 from mssar.kernels.device import able
 from mssar.lab.data import Data
 from mssar.lab.data.dataset import Arrays
+from mssar.lab.engine import checkpoint
 from mssar.lab.engine.blocks import repeated
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.world import launched
@@ -20,39 +22,48 @@ from mssar.lab.run import Run
 from mssar.networks.recalibration import OURS
 from mssar.surgery.foreign import is_foreign
 
-# Multiply-adds of all runs of one network that pay for compiling it: two ResNet-56 on CIFAR for 160
+# Multiply-adds of all runs of a network that pay for compiling it: two ResNet-56 on CIFAR for 160
 # epochs. On an H200 that takes half a minute and saves a sixth of their eleven.
 WORTH = 2e15
-KINDS = ("none", *OURS)
+KINDS = ("none", *OURS)  # that were measured
 SHORTEST = 300.0  # seconds of a budget: below it there is little to save
 
 
-def pays(
+def worth(
     runs: Sequence[Run],
     load: Callable[[str], Data],
     execution: Execution,
+    folder: Path,
+    *,
     budget: float | None = None,
-) -> bool:
-    """Whether it is so: on a GPU, for networks of repeated blocks and long runs."""
+    anew: bool = False,
+) -> frozenset[str]:
+    """Labels of the networks that are compiled: of repeated blocks, on a GPU, with far to go."""
     if not execution.graphed or execution.deterministic or launched():
-        return False
+        return frozenset()
     if (budget is not None and budget < SHORTEST) or not _can_compile(execution.device):
-        return False
-    macs, work = dict[str, int](), 0.0
+        return frozenset()
+    work = dict[str, float]()
+    macs = dict[str, int]()
     for run in runs:
         data = load(run.dataset)
         measured = run.recalibration in KINDS and not is_foreign(run.network)
         if not measured or not isinstance(data, Arrays):
-            return False
+            continue
         if run.label not in macs:
-            with torch.device("meta"):
-                model = run.build(len(data.classes))
-            if not repeated(model):
-                return False
-            height, width, channels = data.train.images.shape[1:]
-            macs[run.label] = cost(model, (channels, height, width)).macs
-        work += macs[run.label] * len(data.train.images) * run.recipe.epochs
-    return work >= WORTH * max(1, len(macs))
+            macs[run.label] = _macs(run, data)
+        left = run.recipe.epochs - (0 if anew else checkpoint.epochs(folder / run.name))
+        images = left * len(data.train.images)
+        work[run.label] = work.get(run.label, 0.0) + macs[run.label] * images
+    return frozenset(label for label, done in work.items() if done >= WORTH)
+
+
+def _macs(run: Run, data: Arrays) -> int:
+    """For one image; 0 where the network would be compiled whole, which takes minutes."""
+    with torch.device("meta"):
+        model = run.build(len(data.classes))
+    height, width, channels = data.train.images.shape[1:]
+    return cost(model, (channels, height, width)).macs if repeated(model) else 0
 
 
 def _can_compile(device: torch.device) -> bool:

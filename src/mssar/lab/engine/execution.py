@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Execution:
     decode: str = "auto"  # where: auto, workers or gpu
     unreadable: float = 0.01  # share of photographs that may be left out
     threads: int = 0  # of a CPU, for a run that begins; 0: as many as suit it
+    compiled: frozenset[str] = frozenset()  # networks' labels: these are compiled in any case
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -47,6 +48,11 @@ class Execution:
         if self.precision == "tf32" and self.device.type != "cuda":
             raise ValueError("precision tf32 needs a CUDA device; a CPU has bf16 and fp32")
 
+    def of(self, label: str) -> Execution:
+        """That of one network."""
+        compiles = self.compile or label in self.compiled
+        return replace(self, compile=compiles, compiled=frozenset())
+
     @property
     def graphed(self) -> bool:
         return self.graph and self.device.type == "cuda"
@@ -59,6 +65,7 @@ class Execution:
     def as_dict(self) -> dict[str, Any]:
         found = {**asdict(self), "device": self.device.type, "graph": self.graphed}
         del found["threads"]  # how many there were is known of the run, and in its environment
+        del found["compiled"]
         return found
 
 
@@ -122,7 +129,7 @@ def settings(execution: Execution) -> Iterator[None]:
     if execution.deterministic != strict or warn_only:  # it imports the compiler, which takes time
         torch.use_deterministic_algorithms(execution.deterministic)
     try:
-        with _compiling() if execution.compile else nullcontext():
+        with _compiling() if execution.compile or execution.compiled else nullcontext():
             yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic = before

@@ -286,7 +286,7 @@ class _Fleet:
         made = Training(
             run,
             self.load(run.dataset),
-            self.execution,
+            self.execution.of(run.label),
             self.folder / run.name,
             self.observer,
             world=self.world,

@@ -57,8 +57,9 @@ def carry_out(
         run.check()
     for name in dict.fromkeys(run.dataset for run in runs):
         load(name)  # what is missing is said before anything begins
-    compiles = may_compile and compiling.pays(runs, load, how, budget)
-    how = replace(how, compile=True) if compiles else how
+    if may_compile and not how.compile:
+        compiled = compiling.worth(runs, load, how, folder, budget=budget, anew=anew)
+        how = replace(how, compiled=compiled)
     if how.device.type == "cuda" or how.compile:
         # A tree of photographs is the user's own.
         own = {run.dataset for run in runs} <= {"cifar10", "cifar100"}
@@ -74,8 +75,9 @@ def carry_out(
         at_once = width or max(stack, 4 if how.device.type == "cuda" else 1)
         ready = time.monotonic() - begun
         with watching() if world.leads else nullcontext(Observer()) as observer:
-            if compiles:
-                observer.said("networks are compiled first, a minute or so; not with --no-compile")
+            if how.compiled:
+                names = ", ".join(sorted(how.compiled))
+                observer.said(f"compiled first, in a minute or so (--no-compile does not): {names}")
             outcome = train(
                 runs,
                 load,

@@ -80,7 +80,8 @@ class Stacking:
             classes.append(len(data.classes))
             networks.append(run.begun(classes[-1]))
             feeds.append(arrays_feed(data, resident, recipe, run.seed, device, self.world))
-        learner = StackLearner(networks, feeds, classes, recipe, self.execution)
+        how = self.execution.of(runs[0].label)
+        learner = StackLearner(networks, feeds, classes, recipe, how)
         return [Member(learner, feed, which) for which, feed in enumerate(feeds)]
 
     def split(self, runs: Sequence[Run], waiting: deque[Run]) -> None:

@@ -331,6 +331,9 @@ class Training:
         past: list[float] = [found["seconds"] for found in self.progress.history]
         if past:
             return epochs * median(past)
+        early = self._tempo.early(epochs)
+        if early is not None:
+            return early
         spent = self.progress.seconds + time.monotonic() - self._clock
         return epochs * spent * len(self.feed.sizes) / self.progress.step
 

@@ -7,7 +7,6 @@ from mssar.lab.experiments.paper import TABLE3, Published
 
 DATASETS = ("cifar10", "cifar100")
 REMARKS = {
-    ("resnet20", "mssar", "cifar100"): "depends on the weight decay",
     ("resnet56", "se", "cifar10"): "6.80 in table 4, as scale 1",
     ("resnet56", "se", "cifar100"): "28.99 in table 4, as scale 1",
     ("resnet56", "none", "cifar100"): "29.41 in table 4",
