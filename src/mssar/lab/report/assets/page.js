@@ -120,8 +120,7 @@ function watchNews() {
     page = fresh.page;
     at = new Date().toLocaleTimeString("en-GB");
     replaceTables(fresh.tables);
-    const drawn = new DOMParser().parseFromString(fresh.differences, "text/html");
-    $("#differences").replaceChildren(...drawn.body.childNodes);
+    $("#differences").replaceChildren(...parsed(fresh.differences));
     $("#title").textContent = page.title;
     $("#findings").replaceChildren(...page.findings.map((line) => h("li", {}, ...sentences(line))));
     showProgress();

@@ -147,13 +147,17 @@ function focusOn(place) {
   if (found) found.focus({ preventScroll: true });
 }
 
+/** What Python made, parsed as a document of its own, where nothing runs. */
+function parsed(html) {
+  return new DOMParser().parseFromString(html, "text/html").body.childNodes;
+}
+
 /** New tables, with the order, filters, focus and scroll that the old ones had. */
 function replaceTables(html) {
   const slot = $("#tables");
   const place = placeOf(document.activeElement);
   const scrolled = $$(".scroll", slot).map((s) => s.scrollLeft);
-  const fresh = new DOMParser().parseFromString(html, "text/html");
-  slot.replaceChildren(...fresh.body.childNodes);
+  slot.replaceChildren(...parsed(html));
   furnish();
   $$(".scroll", slot).forEach((s, i) => (s.scrollLeft = scrolled[i] ?? 0));
   if (place) focusOn(place);
