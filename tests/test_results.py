@@ -336,6 +336,7 @@ def test_what_is_said_of_the_weight_decay_follows_from_the_records():
 
 def test_the_demo_leads_with_the_larger_network():
     said = tomllib.loads((ROOT / PAGES[2]).read_text())["demo"]["headline"]
+    said = said.replace("\N{NO-BREAK SPACE}", " ")
     assert "ResNet-20" not in said
     for dataset, name in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")):
         (told,) = re.findall(rf"on {name} (.*?) runs", said)
