@@ -136,6 +136,14 @@ def test_a_weight_decay_that_does_as_much_is_said_beside_the_gain(decay, errors,
     assert remarks == ({"mssar"} if said else set())
 
 
+@pytest.mark.parametrize("recipe", [{}, {"weight_decay": "much"}])
+def test_a_strangers_recipe_is_no_reason_to_show_nothing(recipe):
+    made = record_of(run_of(seed=5))
+    strange = replace(made, run={**made.run, "recipe": {"epochs": len(made.epochs), **recipe}})
+    ours = some([7.0, 7.1, 6.9], recalibration="mssar")
+    assert row(table("table3", [*ours, strange]), "resnet20", "mssar").n == 3
+
+
 def test_other_runs_are_in_no_table_of_the_paper_but_in_one_of_their_own():
     short = run_of()
     short = replace(short, recipe=varied(short.recipe, epochs=3, drops=(1, 2)))

@@ -233,6 +233,8 @@ def test_what_is_said_of_chance_follows_from_the_records():
     }
     assert "(p = 0.0002) and in either network on CIFAR-100 (0.002)," in page
     assert "MS-SAR against SE on CIFAR-100 (both 0.0008)" in page
+    assert 0.05 / 24 < found["resnet56", "cifar100", "ours none"]
+    assert "ResNet-56 against none on CIFAR-100, p = 0.0022, would not be among them" in page
     few = [f"{found['resnet20', 'cifar100', name]:.3f}" for name in ("se none", "ours se")]
     assert few == ["0.015", "0.015"]
     assert "p is 0.015 for both comparisons with SE" in page

@@ -77,7 +77,7 @@ def carry_out(
         with watching() if world.leads else nullcontext(Observer()) as observer:
             if how.compiled:
                 names = ", ".join(sorted(how.compiled))
-                observer.said(f"compiled first, in a minute or so (--no-compile does not): {names}")
+                observer.said(f"compiled first, in a minute or so (--no-compile: not): {names}")
             outcome = train(
                 runs,
                 load,

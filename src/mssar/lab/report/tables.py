@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mssar.lab.experiments import EXPERIMENTS
 from mssar.lab.experiments.cell import Cell
@@ -108,13 +109,14 @@ def _as_much(state: State, records: Sequence[Record]) -> bool:
         return False
     none = replace(cell.run(0), recalibration="none", options={}).as_dict()
     usual = none["recipe"]["weight_decay"]
-    others = [
-        record
-        for record in records
-        if record.run["recipe"]["weight_decay"] > usual
-        and {**record.run, "seed": 0, "recipe": {**record.run["recipe"], "weight_decay": usual}}
-        == none
-    ]
+
+    def larger(run: Mapping[str, Any]) -> bool:
+        decay = run["recipe"].get("weight_decay")
+        if not isinstance(decay, float) or decay <= usual:
+            return False
+        return {**run, "seed": 0, "recipe": {**run["recipe"], "weight_decay": usual}} == none
+
+    others = [record for record in records if larger(record.run)]
     return claim("", state.records, others, None).verdict in ("none", "reversed")
 
 
