@@ -1,4 +1,4 @@
-"""``mssar train``, ``eval``, ``reproduce`` and ``demo`` as their users meet them."""
+"""``mssar train``, ``eval`` and ``demo`` as their users meet them."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab import arrays, learnt, one_step, poison, tiny_everywhere
+from lab import arrays, learnt, one_step, poison
 from test_cli import fail
 from typer.testing import CliRunner, Result
 
@@ -25,8 +25,7 @@ from mssar.lab.commands import demo as demo_command
 from mssar.lab.commands.train import train as train_command
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.step import Learner
-from mssar.lab.experiments import cell
-from mssar.lab.recipes import CIFAR_RESNET, DEMO, Crops, Photographs, Recipe, varied
+from mssar.lab.recipes import DEMO, Crops, Photographs, Recipe, varied
 
 SHORT = ("--epochs", "2", "--batch", "16", "--lr", "0.02", "--padding", "1")
 
@@ -385,85 +384,7 @@ def test_eval_names_what_is_wrong(capsys, monkeypatch, tmp_path):
     assert f"{last} is no readable checkpoint" in line
 
 
-# --- reproduce and demo ---
-
-
-@pytest.fixture
-def _quick(monkeypatch):
-    quick = varied(CIFAR_RESNET, epochs=1, drops=(), batch=16, padding=1)
-    monkeypatch.setattr(cell, "usual_recipe", lambda *_: quick)
-
-
-@pytest.mark.usefixtures("_quick")
-def test_reproduce_runs_what_is_missing_and_then_nothing():
-    words = ("reproduce", "table3", "--nets", "resnet20", "--datasets", "cifar10", "--seeds", "1")
-    said = run(*words).stdout
-    found = records.read(Path("records"))
-    assert [(r.run["recalibration"], r.run["options"].get("reduction")) for r in found] == [
-        ("none", None),
-        ("mssar", 1),
-        ("se", 1),
-        ("mssar", 3),
-    ]
-    assert Path("records/table3.jsonl").is_file()
-    assert "nothing is left to run" in said
-    assert f"{found[0].error:.2f} (n=1)" in said
-    assert f"{found[0].error - 8.61:+.2f}" in said
-    again = run(*words)
-    assert again.stderr == ""
-    assert len(records.read(Path("records"))) == 4
-    more = json.loads(run("reproduce", "--list", "table3", "--seeds", "2", "--json").stdout)
-    assert {cell["outcome"] for cell in more["cells"]} == {"", "open", "unclear"}
-    left = {(c["network"], c["dataset"]): c["left"] for c in more["cells"]}
-    assert left["resnet20", "cifar10"] == 1
-    assert left["resnet20", "cifar100"] == 2
-    assert more["seconds_left"] > 0
-    file = Path("records/table3.jsonl")
-    first, rest = file.read_text().split("\n", 1)
-    assert '"precision":"fp32"' in first
-    file.write_text(first.replace('"precision":"fp32"', '"precision":"bf16"') + "\n" + rest)
-    assert "nothing is left to run" in run("reproduce", "--list", *words[1:]).stdout
-    said = run(*words).stderr
-    assert "1 of 1 run to train: recorded, but not in fp32, as is usual here" in said
-
-
-@pytest.mark.usefixtures("_quick")
-@pytest.mark.parametrize("more", [(), ("--submit", "local", "--device", "cpu")])
-def test_reproduce_files_a_record_under_its_experiment(more, monkeypatch):
-    """Of two that share a run, under the one that was named first."""
-    tiny_everywhere(monkeypatch)
-    words = ("--nets", "resnet20", "--datasets", "cifar100", "--seeds", "1")
-    run("reproduce", "strategy", "table3", *words, *more)
-
-    def filed(name: str) -> list[tuple[str, str | None]]:
-        found = [r.run for r in records.read(Path(f"records/{name}.jsonl"))]
-        return [(one["recalibration"], one["options"].get("strategy")) for one in found]
-
-    assert sorted(filed("strategy")) == [("mssar", "regional"), ("mssar", "sliding")]
-    assert sorted(filed("table3")) == [("mssar", "regional"), ("none", None), ("se", None)]
-    assert "nothing is left to run" in run("reproduce", "strategy", "table3", *words).stdout
-
-
-@pytest.mark.usefixtures("_quick")
-def test_reproduce_goes_on_where_its_budget_ended(monkeypatch):
-    words = ("reproduce", "table3", "--nets", "resnet20", "--datasets", "cifar10", "--seeds", "1")
-    with one_step(monkeypatch):
-        stopped = invoke(*words, "--time-budget", "5m")
-    assert stopped.exit_code == 75
-    assert "the same command goes on" in stopped.stderr
-    run(*words, "--time-budget", "5m")
-    assert len(records.read(Path("records"))) == 4
-
-
-def test_reproduce_names_what_it_knows(capsys, monkeypatch):
-    line = fail(capsys, monkeypatch, "reproduce")
-    assert "name an experiment (table3, table4, strategy, stage, ilsvrc), or pass --list" in line
-    assert "table3" in fail(capsys, monkeypatch, "reproduce", "table9")
-    assert "resnet20" in fail(capsys, monkeypatch, "reproduce", "table3", "--nets", "vgg")
-    Path("records").mkdir()
-    Path("records/old.jsonl").write_text('{"schema": 99}\n')
-    line = fail(capsys, monkeypatch, "reproduce", "--list")
-    assert "records/old.jsonl, line 1: schema 99, and 1 is read here" in line
+# --- demo ---
 
 
 def test_the_demo_compares_three_and_says_what_to_believe(monkeypatch):
