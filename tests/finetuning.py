@@ -3,11 +3,10 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from PIL import Image
+from lab import plant
 from torch import nn
 
 from mssar.lab import records
@@ -27,14 +26,7 @@ NET = "timm:test_resnet"
 @pytest.fixture(autouse=True)
 def _tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dark and bright pictures; 6 and 5 for training (8 and 3 a step), 3 and 2 for testing."""
-    draw = np.random.default_rng(0)
-    for split, counts in (("train", (6, 5)), ("val", (3, 2))):
-        for name, base, count in zip(("bright", "dark"), (200, 10), counts, strict=True):
-            folder = tmp_path / "tree" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = draw.integers(base, base + 45, (36, 40, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
+    plant(tmp_path / "tree", (36, 40), train=(6, 5), val=(3, 2))
     monkeypatch.chdir(tmp_path)
 
 

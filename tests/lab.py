@@ -17,8 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -56,6 +58,19 @@ def arrays(train: int = 37, test: int = 24, classes: int = 4, **kinds: Any) -> A
     pixels = first.images.double().flatten(0, 2)
     mean, std = (tuple(v.tolist()) for v in (pixels.mean(0), pixels.std(0)))
     return Arrays("tiny", tuple(map(str, range(classes))), first, second, mean, std)
+
+
+def plant(root: Path, size: tuple[int, int], **splits: tuple[int, int]) -> Path:
+    """A tree of photographs: so many bright and dark ones of each split."""
+    draw = np.random.default_rng(0)
+    for split, counts in splits.items():
+        for name, base, count in zip(("bright", "dark"), (200, 10), counts, strict=True):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = draw.integers(base, base + 45, (*size, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
 
 
 def tiny(seed: int = 0, recalibration: str = "none", **changes: Any) -> Run:

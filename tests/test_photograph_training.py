@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from lab import CPU, Log, assert_same, learnt
-from PIL import Image
+from lab import CPU, Log, assert_same, learnt, plant
 
 import mssar
 from mssar.lab.data.imagefolder import open_folder
@@ -27,15 +25,7 @@ RUN = Run("resnet8", "mssar", {}, "imagefolder", RECIPE)
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Path]:
     """Dark and bright pictures; 10 and 9 for training (8, 8 and 3 a step), 4 and 3 for testing."""
-    draw = np.random.default_rng(0)
-    for split, counts in (("train", (10, 9)), ("val", (4, 3))):
-        for name, base, count in zip(("bright", "dark"), (200, 10), counts, strict=True):
-            folder = tmp_path / "tree" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = draw.integers(base, base + 45, (20, 24, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
-    return tmp_path / "tree"
+    return plant(tmp_path / "tree", (20, 24), train=(10, 9), val=(4, 3))
 
 
 def test_bright_and_dark_are_told_apart_and_the_record_says_of_what(tree, tmp_path):
