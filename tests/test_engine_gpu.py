@@ -275,6 +275,7 @@ def test_compiled_networks_train_from_the_command_line(tmp_path):
     assert abs(json.loads(tested.stdout)["error"] - record.error) < 1  # not compiled, bf16
 
 
+@pytest.mark.filterwarnings("default")  # those of torch's compiler are not ours
 def test_long_runs_are_compiled_without_being_told_to(tmp_path, monkeypatch):
     monkeypatch.setattr(compiling, "WORTH", 1.0)
     monkeypatch.setattr(runner, "loader", lambda _: lambda _: arrays(200, 40))
@@ -284,6 +285,7 @@ def test_long_runs_are_compiled_without_being_told_to(tmp_path, monkeypatch):
     outcome = runner.carry_out(
         [run], how, tmp_path, watching=lambda: nullcontext(log), record_in={}, may_compile=True
     )
+    assert not outcome.failures
     (record,) = outcome.records
     assert record.execution["compile"]
     assert ["--no-compile" in message for message in log.messages] == [True]
