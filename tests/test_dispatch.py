@@ -25,6 +25,7 @@ from torch.testing import assert_close
 import mssar
 from mssar.branch import Branch
 from mssar.networks import BasicBlock, Bottleneck
+from mssar.networks.densenet import DenseBlock
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products")
@@ -218,6 +219,16 @@ def test_sliding_windows_have_a_kernel_of_their_own(context):
         assert_close(a, b, rtol=1e-4, atol=1e-5)
     net = block(12, lambda c: layer(c, strategy="sliding"))
     assert net.extra_repr() == "tail=unfused (windows slide)"
+
+
+def test_in_a_dense_block_too():
+    """Of the input, and of what each step but the last adds to it."""
+
+    def made(channels, **kinds):
+        return layer(channels, strategy="sliding", **kinds)
+
+    dense = DenseBlock(3, 8, 4, made, "multi").to(DEVICE)
+    assert launched(dense, maps(2, 8, 6, 6)) == ["window_means"] * 3
 
 
 def test_weights_from_another_map_are_not_fused():

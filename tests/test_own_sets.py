@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.nn.functional import adaptive_max_pool2d, interpolate
 from torch.testing import assert_close
 
 import mssar
+from mssar.coordinates import Regional, Sliding
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,30 @@ class Others(Columns):
     pass
 
 
+@dataclass(frozen=True)
+class Peaks(Regional):
+    """Regions that are pooled otherwise."""
+
+    def pool(self, x):
+        return adaptive_max_pool2d(x, self.grid(x.shape[-2:]))
+
+
+@dataclass(frozen=True)
+class Blended(Regional):
+    """Regions whose weights are drawn otherwise."""
+
+    def spread(self, z, size):
+        return interpolate(z, size, mode="bilinear")
+
+
+@dataclass(frozen=True)
+class Rows(Sliding):
+    """Windows that are as wide as the map."""
+
+    def pool(self, x):
+        return super().pool(x).mean(3, keepdim=True).expand_as(x)
+
+
 def test_of_one_region_it_is_the_paper_s():
     layer, x = mssar.MSSAR(6, (1,), Columns), torch.randn(3, 6, 5, 7)
     theirs = mssar.MSSAR(6, (1,))
@@ -46,6 +72,20 @@ def test_every_position_is_weighted_by_its_region():
         gate = layer.branches[1](x[..., columns].mean((2, 3), keepdim=True)).sigmoid()
         assert_close(parts[..., columns], gate.expand(-1, -1, 5, len(columns)))
     assert_close(layer(x), x * (whole + parts) / 2)
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+@pytest.mark.parametrize("strategy", [Peaks, Blended, Rows])
+def test_what_is_derived_from_ours_is_asked(strategy):
+    """It may do otherwise what the kernels do for regions and windows."""
+    layer, x = mssar.MSSAR(6, (1, 2), strategy).eval(), torch.randn(2, 6, 5, 7)
+    for branch in layer.branches:
+        torch.nn.init.normal_(branch.norm2.weight)
+    z = torch.zeros_like(x)
+    for own, branch in zip(map(strategy, (1, 2)), layer.branches, strict=True):
+        z += own.spread(branch(own.pool(x)).sigmoid(), (5, 7)) / 2
+    assert_close(layer(x), x * z)
+    assert_close(mssar.tail(x, None, layer, activation=None), x * z)
 
 
 def test_it_is_explained_counted_and_inserted():

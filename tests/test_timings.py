@@ -13,6 +13,8 @@ from test_records import record
 
 from mssar.lab import records, timings
 from mssar.lab.engine import timing as engine
+from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.step import Learner
 from mssar.lab.recipes import CIFAR_RESNET, varied
 from mssar.lab.run import Run
 from mssar.lab.timings import SCHEMA, Timing, ratio
@@ -289,6 +291,18 @@ def test_what_is_timed_is_a_step_of_training():
     for mine, theirs in zip(subject.model.parameters(), expected.parameters(), strict=True):
         assert torch.equal(mine, theirs)
         torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-3)
+
+
+def test_what_is_timed_is_compiled_as_training_compiles_it(monkeypatch):
+    """Block by block where there are graphs, the first steps without one too."""
+    monkeypatch.setattr(Execution, "graphed", property(lambda self: self.graph))
+    graphed: list[bool] = []
+    monkeypatch.setattr(Learner, "step", lambda self, _: graphed.append(self.graphed))
+    one, how = replace(run("mssar"), network="resnet20"), replace(CPU, compile=True, graph=True)
+    subject, _ = engine._made_ready(one, "training", engine.random_feed(one, how), how)
+    assert graphed == [False] * engine.WARM_UP + [True]
+    assert subject.blocks is not None
+    assert subject.forward is subject.model
 
 
 def test_what_is_timed_is_a_pass_without_gradients():

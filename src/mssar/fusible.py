@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from mssar.branch import Branch, hooked, is_product
-from mssar.coordinates import Regional
+from mssar.coordinates import Regional, Sliding
 from mssar.kernels import AVAILABLE, exporting
 from mssar.kernels.grids import FINEST, finest
 from mssar.kernels.tail.synchronise import Group
@@ -27,8 +27,10 @@ def obstacle(layer: Layer, norm: nn.Module | None = None) -> str | None:
     """Why the kernels cannot stand in for these modules, whatever the map."""
     if norm is not None and (reason := _norm_obstacle(norm)):
         return reason
-    if not all(isinstance(s, Regional) for s in layer.sets.sets):
-        return "windows slide"
+    for made in layer.sets.sets:
+        if type(made) is not Regional:  # a class derived from it may pool otherwise
+            slides = type(made) is Sliding
+            return "windows slide" if slides else f"{type(made).__name__} is a set of your own"
     if finest(layer.scales) > FINEST:
         return f"the scales need a grid finer than {FINEST}×{FINEST}"
     c, seen = layer.channels, layer.context_channels or layer.channels

@@ -86,7 +86,7 @@ class Separate:
 
     def radii(self, size: Size) -> list[int] | None:
         """How far the windows reach, where every set is one of windows."""
-        sliding = [s for s in self.sets if isinstance(s, Sliding)]
+        sliding = [s for s in self.sets if type(s) is Sliding]
         return [s.radius(size) for s in sliding] if len(sliding) == len(self.sets) else None
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
@@ -128,7 +128,8 @@ def coordinate_sets(strategy: Strategy, scales: Sequence[int]) -> Nested | Separ
                 f"a coordinate set has scale, grid, pool and spread; {strategy!r} made "
                 f"{type(made).__name__}"
             )
-    regional = tuple(s for s in sets if isinstance(s, Regional))
+    # What is derived from it may pool or spread otherwise.
+    regional = tuple(s for s in sets if type(s) is Regional)
     if len(regional) == len(sets) and all(max(scales) % scale == 0 for scale in scales):
         return Nested(regional, list(scales).index(max(scales)))
     return Separate(sets)

@@ -20,7 +20,7 @@ from mssar.coordinates import require_count
 from mssar.layer import MSSAR
 from mssar.networks.classifier import Classifier, initialise
 from mssar.networks.recalibration import Recalibration, nothing, recalibrator
-from mssar.scales import Nested, Pools, Separate
+from mssar.scales import Pools
 from mssar.tracing import traced
 
 if TYPE_CHECKING:
@@ -75,15 +75,15 @@ class DenseBlock(nn.Module):
         # Pools of a concatenation are the concatenated pools: carry them along, and pool only the
         # k new channels of a step, not all of the main vector again. What torch.fx records has no
         # shape to pool by: there each layer pools the main vector for itself.
-        sets = None if traced(x) else self._sets()
-        if sets is not None and (bound := self._fused(x)):
+        layer = None if traced(x) else self._consulting()
+        if layer is not None and (bound := self._fused(x)):
             return self._carry(x, bound)
-        pools = None if sets is None else sets.pool(x)
+        pools = None if layer is None else layer.pool(x)
         for left, step in zip(reversed(range(len(self.steps))), self.steps, strict=True):
             new = step(x, pools)
             x = torch.cat((x, new), 1)
-            if sets is not None and pools is not None and left:
-                pools = pools.extend(sets.pool(new))
+            if layer is not None and pools is not None and left:
+                pools = pools.extend(layer.pool(new))
         return x
 
     def _fused(self, x: Tensor) -> list[Any]:
@@ -105,14 +105,14 @@ class DenseBlock(nn.Module):
             x = torch.cat((x, new), 1)
         return x
 
-    def _sets(self) -> Nested | Separate | None:
-        """The coordinate sets that all steps consult the main vector with, if they do and agree."""
+    def _consulting(self) -> MSSAR | None:
+        """One of the layers that consult the main vector, if all do and with the same sets."""
         layers = [step.recalibrate for step in self.steps]
         first = layers[0]
         if self.stage == "single" or not isinstance(first, MSSAR):
             return None
         agree = all(isinstance(layer, MSSAR) and layer.sets == first.sets for layer in layers)
-        return first.sets if agree else None
+        return first if agree else None
 
 
 class Transition(nn.Module):

@@ -233,13 +233,9 @@ class Plan:
         same = -1 if self.same is None else self.same
         self.coarse = self.levels > (same >= 0)  # means of regions that are not cells
         front, types = self.shape.types[: 4 * s.norm], self.shape.types[4 * s.norm :]
-        per = [tuple(types[i::6]) for i in range(6)]
-        running = [tuple(types[6 * self.levels + i :: 4]) for i in range(4)]
-        if s.branches_fixed:
-            types = types[: 6 * self.levels]
-            per = [tuple(types[i::6]) for i in range(6)]
-        else:
-            running = [()] * 4
+        own, given = types[: 6 * self.levels], types[6 * self.levels :]
+        per = [tuple(own[i::6]) for i in range(6)]
+        running = [tuple(given[i::4]) for i in range(4)]  # empty where the batch's are taken
         self.prepare: Kernel = kernel(
             prepare.prepare,
             [NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, torch.int32, kept, tuple(front), *per,

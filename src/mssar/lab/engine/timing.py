@@ -158,8 +158,9 @@ def _made_ready(
     if cuda:
         gc.collect()  # here, and not while memory is watched
     before = torch.cuda.memory_allocated(device) if cuda else 0
+    subject = SUBJECTS[what](run, feed, execution)
     # Without a graph at first: what one holds is not seen when it is replayed.
-    subject = SUBJECTS[what](run, feed, replace(execution, graph=False))
+    subject.execution = replace(execution, graph=False)
     for _ in range(WARM_UP):
         if cuda:
             torch.cuda.reset_peak_memory_stats(device)
