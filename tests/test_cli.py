@@ -95,6 +95,7 @@ def test_cost_of_the_paper_shows_both_numbers_and_remarks(monkeypatch):
             "--paper fixes the networks and takes no ",
         ),
         (("cost", "resnet21"), "no network 'resnet21'; there are resnet8, "),
+        (("cost", "timm:resnet18"), "timm:resnet18 is not one of resnet8, "),
         (
             ("cost", "resnet20", "--scales", "1,2"),
             "its options: there are none",
@@ -152,6 +153,17 @@ def test_the_module_runs_as_a_program():
         check=True,
     )
     assert json.loads(done.stdout)["params"] == 272_474
+
+
+def test_help_is_shown_in_any_encoding():
+    done = subprocess.run(
+        [sys.executable, "-m", "mssar", "train", "--help"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert "--time-budget" in done.stdout.decode("latin-1")
+    assert done.stderr == b""
 
 
 def test_help_and_typos_are_answered_without_torch():

@@ -194,7 +194,7 @@ def test_a_budget_counts_from_the_start_of_the_process(capsys, monkeypatch):
         with pytest.raises(SystemExit) as stop:
             program.main()
     assert stop.value.code == 2
-    assert re.search(r"it took 360\d\.\d s to come so far", capsys.readouterr().err)
+    assert re.search(r"To come so far and to save takes 360\d\.\d s", capsys.readouterr().err)
     # What is called in a process that does other things as well counts from the call.
     run(*words)
 

@@ -14,6 +14,7 @@ from mssar.lab.engine import feed as feeds
 from mssar.lab.engine import training as engine
 from mssar.lab.engine.examine import Examiner, tally
 from mssar.lab.engine.execution import Execution, choose_device, keep_compiled, settings
+from mssar.lab.engine.fleet import train
 from mssar.lab.engine.step import Learner
 from mssar.lab.engine.training import DivergedError
 from mssar.lab.engine.world import World
@@ -178,6 +179,14 @@ def test_a_record_says_what_was_done(tmp_path, monkeypatch):
     losses = learnt(tmp_path / "run")["losses"].double()
     expected = float(losses @ torch.tensor([16.0, 16, 5]).double() / 37)
     assert record.epochs[-1].train_loss == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("batch", [37, 38])
+def test_a_batch_larger_than_the_data_is_said(tmp_path, batch):
+    run, log = tiny(batch=batch, epochs=1), Log()
+    train([run], lambda _: arrays(37), CPU, tmp_path, log)
+    said = f"{run}: a batch of 38 is more than all 37 images: an epoch is one step"
+    assert log.messages == ([said] if batch == 38 else [])
 
 
 def test_an_observer_sees_the_loss_of_every_step_so_far(tmp_path, monkeypatch):

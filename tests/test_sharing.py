@@ -249,6 +249,12 @@ def test_what_is_not_here_nor_on_the_hub_is_one_line(tmp_path):
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("folder", ["/no/such/folder", "./nothing", "~/nothing"])
+def test_what_can_only_be_a_folder_is_not_asked_of_the_hub(folder):
+    with pytest.raises(ValueError, match=f"^there is no folder {folder}$"):
+        mssar.from_pretrained(folder)
+
+
 def test_without_the_hub_one_line_says_what_to_install():
     program = """
 import sys

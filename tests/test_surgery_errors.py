@@ -7,7 +7,9 @@ import torch
 from foreign import build
 from torch import nn
 
-KNOWN = r"it has no block of torchvision's or timm's ResNets.*where names .*as in where='\*\.bn2'"
+KNOWN = (
+    "it has no block of torchvision's or timm's ResNets.*where names the modules whose maps are "
+)
 
 
 @pytest.fixture
@@ -103,7 +105,11 @@ def test_what_may_be_quantised_is_not_yet(mssar, torchvision):
     ("model", "words"),
     [
         (lambda _: None, "model is a torch.nn.Module; got NoneType"),
-        (lambda _: Plain(), f"nothing to recalibrate in this Plain: {KNOWN}"),
+        (lambda _: Plain(), f"nothing to recalibrate in this Plain: {KNOWN}meant$"),
+        (
+            lambda _: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
+            f"nothing to recalibrate in this Sequential: {KNOWN}meant, as in where='1'$",
+        ),
         (torch.compile, "insert into the network before OptimizedModule wraps it"),
         (nn.DataParallel, "insert into the network before DataParallel wraps it"),
         (torch.fx.symbolic_trace, "a ResNet is a traced network; insert into the one it was"),

@@ -112,9 +112,12 @@ def test_any_state_dict_and_a_checkpoint_can_be_loaded(finished):
     again = mssar.create_model("resnet8", "se", weights="plain.safetensors")
     assert again.num_classes == 7
     assert again.note is None
+    with pytest.raises(ValueError, match="does not fit this network"):
+        mssar.create_model("resnet8", weights="plain.safetensors")  # nothing says what it has
     assert torch.equal(again.fc.weight, network.fc.weight)
     last = checkpoint.checkpoints(finished[0])[-1]
-    again = mssar.create_model("resnet8", "mssar", weights=last)
+    again = mssar.create_model("resnet8", weights=last)
+    assert again.layer1[0].recalibrate.scales == (1, 2)
     assert torch.equal(again.fc.weight, state_of(finished[0])["fc.weight"])
     features = mssar.create_model("resnet8", "mssar", 0, weights=last)
     x = torch.randn(2, 3, 8, 8)
@@ -165,9 +168,11 @@ def test_a_pickle_is_never_opened(monkeypatch, name):
         mssar.create_model("resnet8", weights=name)
 
 
-def test_what_else_is_no_file_of_weights(tmp_path):
+def test_what_else_is_no_file_of_weights(tmp_path, unchecked):
     with pytest.raises(ValueError, match=r"there is no file nowhere.safetensors"):
         mssar.create_model("resnet8", weights="nowhere.safetensors")
+    with pytest.raises(ValueError, match=r"weights is a safetensors file, or one of .*; got True"):
+        unchecked.create_model("resnet8", weights=True)
     for note in ("{", "[1]", '{"network": "resnet8"}'):
         safetensors.torch.save_file({"x": torch.zeros(1)}, "x.safetensors", {NOTE: note})
         with pytest.raises(ValueError, match=r"x.safetensors: its note cannot be read"):
@@ -216,6 +221,7 @@ def test_a_folder_to_share_has_the_file_a_configuration_and_a_card(finished, cap
     assert said.splitlines()[1] == f"a folder to share, {line}"
     assert "folder" not in run("weights", str(folder), "x.safetensors", "--half").stdout
     assert Path("net/model.safetensors").read_bytes() == Path("x.safetensors").read_bytes()
+    assert run("eval", "net", "--json").stdout == run("eval", "x.safetensors", "--json").stdout
     network = mssar.from_pretrained("net")
     assert network.note == note_of("x.safetensors")
     assert network.layer1[0].recalibrate.scales == (1, 2)

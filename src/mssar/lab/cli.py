@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -110,6 +111,8 @@ def main(begun: float | None = None) -> None:
     ``begun``: when its process did, by the monotonic clock, from which a time budget counts.
     """
     clock.begun = begun
+    if isinstance(sys.stdout, io.TextIOWrapper):  # … and ± are not in every encoding
+        sys.stdout.reconfigure(errors="replace")
     try:
         status = app(prog_name="mssar", standalone_mode=False)
         sys.stdout.flush()  # else the interpreter would find out at its end that it cannot

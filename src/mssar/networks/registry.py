@@ -63,7 +63,7 @@ def architecture(name: str) -> Architecture:
 
 def create_model(
     name: str,
-    recalibration: str | Recalibration = "none",
+    recalibration: str | Recalibration | None = None,
     num_classes: int | None = None,
     in_chans: int = 3,
     *,
@@ -74,14 +74,14 @@ def create_model(
 
     Args:
         name: one of :func:`list_models`.
-        recalibration: "none", "se", "mssar", a callable from channels to a module, or for
-            comparison "eca", "cbam", "coord", "ela", "ge" (timm's) or "simam".
+        recalibration: "none" (by default), "se", "mssar", a callable from channels to a module,
+            or for comparison "eca", "cbam", "coord", "ela", "ge" (timm's) or "simam".
         num_classes: 10 or 1000 by default, as the network's data set has; 0 for pooled features.
         in_chans: channels of the images.
         weights: a safetensors file to load, of this network, or the name of one that comes with
             the package, such as "resnet56-mssar-cifar100". What ``mssar weights`` wrote says what
-            it is: the options and the classes left out here are the file's, and ``note`` of the
-            network is what else it says, such as the classes' names and the pixels' mean.
+            it is: recalibration, options and classes left out here are the file's, and ``note`` of
+            the network is what else it says, such as the classes' names and the pixels' mean.
         options: for "se" ``reduction`` and ``backend``; for "mssar" ``scales``, ``strategy``,
             ``reduction`` and ``backend``, as :class:`mssar.MSSAR` takes them; for "cbam" and
             "coord" ``reduction``; for DenseNets with one of ours or a callable ``stage``, "multi"
@@ -90,7 +90,10 @@ def create_model(
     """
     chosen = architecture(name)
     if weights is not None:
-        return _trained(read(weights), name, recalibration, num_classes, in_chans, options)
+        found = read(weights)
+        kind = (found.recalibration or "none") if recalibration is None else recalibration
+        return _trained(found, name, kind, num_classes, in_chans, options)
+    recalibration = "none" if recalibration is None else recalibration
     classes = chosen.num_classes if num_classes is None else num_classes
     built = recalibrating(name, recalibration, **options)
     made = chosen.network(*chosen.shape, num_classes=classes, in_chans=in_chans, **built)

@@ -195,6 +195,8 @@ def opened(
     if not isinstance(source, str | os.PathLike):
         raise ValueError(f"source is a folder, or owner/name; got a {type(source).__name__}")
     place = Path(source)
+    if not place.is_dir() and (place.is_absolute() or str(source).startswith((".", "~"))):
+        raise ValueError(f"there is no folder {source}")
     if not place.is_dir():
         place = _fetched(
             str(source),

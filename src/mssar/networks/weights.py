@@ -44,6 +44,11 @@ class Weights:
         head = self.tensors.get("fc.weight")
         return len(head) if head is not None and head.ndim == 2 else None
 
+    @property
+    def recalibration(self) -> str | None:
+        """What the network has, if the file says so."""
+        return None if self.note is None else self.note["recalibration"]
+
     def settled(
         self, network: str, recalibration: object, options: Mapping[str, Any]
     ) -> dict[str, Any]:
@@ -83,14 +88,14 @@ def located(source: str | Path) -> Path:
 def read(source: str | Path) -> Weights:
     """A file of `mssar weights`, one of ours by its name, a checkpoint of the lab, or any state
     dict in safetensors."""
+    asked = f"weights is a safetensors file, or one of {', '.join(PRETRAINED)}"
+    if not isinstance(source, (str, Path)):
+        raise ValueError(f"{asked}; got {source!r}")  # type: ignore[unreachable]
     path = located(source)
     if path.suffix.lower() in PICKLES:
         raise ValueError(f"{path} is a pickle, which may run anything; name a safetensors file")
     if not path.is_file():
-        names = ", ".join(PRETRAINED)
-        raise ValueError(
-            f"there is no file {path}; weights is a safetensors file, or one of {names}"
-        )
+        raise ValueError(f"there is no file {path}; {asked}")
     try:
         import safetensors
     except ImportError:

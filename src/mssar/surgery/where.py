@@ -34,9 +34,11 @@ def places(model: nn.Module, where: Where) -> Found:
     if isinstance(where, str) and where == "blocks":
         if blocks := _all(modules, known):
             return blocks
+        maps = [n for n, m in modules.items() if n and isinstance(m, (nn.BatchNorm2d, nn.Conv2d))]
+        example = f", as in where={maps[-1]!r}" if maps else ""
         raise ValueError(
             f"nothing to recalibrate in this {kind}: {_unknown(model)} of {KNOWN}; where names the "
-            "modules whose maps are meant, as in where='*.bn2'"
+            f"modules whose maps are meant{example}"
         )
     if isinstance(where, str) and where == "se":
         if squeezes := _all(modules, squeeze):

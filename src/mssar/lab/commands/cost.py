@@ -54,6 +54,7 @@ def cost(
     from mssar.lab.experiments import counts
     from mssar.lab.run import settled_options
     from mssar.networks.registry import architecture
+    from mssar.surgery.foreign import is_foreign
 
     if paper:
         asked = {"recalibration": recalibration, "classes": classes, "size": size, **options}
@@ -65,6 +66,11 @@ def cost(
         return
     if net is None:
         raise ValueError(f"name a network ({', '.join(mssar.list_models())}), or pass --paper")
+    if is_foreign(net):
+        raise ValueError(
+            f"{net} is not one of {', '.join(mssar.list_models())}; for any other network there is "
+            "mssar.cost(model, (3, 224, 224)) in Python"
+        )
     channels, *sides = architecture(net).size
     options = settled_options(net, recalibration or "none", options)
     side = sides[0] if size is None else size

@@ -26,8 +26,8 @@ def leave(outcome: Outcome, again: str) -> None:
             raise typer.Exit(2)
         least = math.ceil(2 * outcome.short)
         raise ValueError(
-            f"nothing was done: the time budget ended before the first step, and it took "
-            f"{outcome.short:.1f} s to come so far; --time-budget {least}s or more gets somewhere"
+            f"nothing was done: the time budget ended before the first step. To come so far and "
+            f"to save takes {outcome.short:.1f} s; --time-budget {least}s or more gets somewhere"
         )
     if outcome.left and leads():
         runs = counted(len(outcome.left), "run")

@@ -22,6 +22,7 @@ from mssar.lab.engine.pace import own_lane
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run, run_from_dict
 from mssar.networks import weights
+from mssar.networks.sharing import WEIGHTS
 from mssar.surgery.foreign import hollow, is_foreign, require_room
 from mssar.surgery.heads import classes, head
 
@@ -55,8 +56,10 @@ def trained(
     say: Callable[[str], None] = lambda message: None,  # noqa: ARG005
 ) -> Trained:
     """The network of a run's folder, from its last checkpoint, or of one checkpoint file, or of a
-    file of weights, or of weights that come with the package, by their name."""
+    file or folder of weights, or of weights that come with the package, by their name."""
     directory = weights.located(directory)
+    if (shared := directory / WEIGHTS).is_file():
+        directory = shared
     if not directory.exists():
         raise ValueError(
             f"there is no {directory}; a run's folder is what `mssar train` names, and there are "

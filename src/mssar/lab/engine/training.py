@@ -243,6 +243,9 @@ class Training:
         resumed = bool(progress.epoch or progress.step)
         progress.interruptions += resumed
         self.observer.began(self.run, progress.epoch, self.directory)
+        if recipe.batch > (images := sum(self.feed.totals)):
+            batch = f"a batch of {recipe.batch:,} is more than all {images:,} images"
+            self.observer.said(f"{self.run}: {batch}: an epoch is one step")
         if 0 < progress.step < steps:
             where = f"epoch {progress.epoch + 1} from step {progress.step + 1}"
             self.observer.said(f"{self.run}: goes on in {where}")
