@@ -8,6 +8,7 @@ import torch
 if not torch.cuda.is_available():  # read when Triton is imported, which parts of torch do
     os.environ["TRITON_INTERPRET"] = "1"
 
+import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -51,6 +52,13 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
 
     interpreter.GridExecutor.__call__ = launch
     interpreter.InterpretedFunction.__call__ = call
+
+    # Whether integers overflow is worked out for every sum and product, which is more than half of
+    # what is left, and then dropped unless device_assert is on.
+    options = interpreter.interpreter_builder.options
+    if not options.debug:
+        options = dataclasses.replace(options, sanitize_overflow=False)
+        interpreter.interpreter_builder.options = options
 
 
 # Four fifths of the time. Kernels in Triton's interpreter; compilers and exports; a browser and
