@@ -33,9 +33,7 @@ else:
 
 pytest_plugins = ["browser", "slurm"]
 
-if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    hasten(importlib.import_module("triton.runtime.interpreter"))
-
+hasten()
 
 # Four fifths of the time. Kernels in Triton's interpreter; compilers and exports; a browser and
 # documents; several processes, clusters and faults on purpose.

@@ -4,6 +4,10 @@ Each kernel still runs line by line, and every check that can fail still may.
 """
 
 import dataclasses
+import functools
+import importlib
+import importlib.util
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -11,7 +15,12 @@ from typing import Any
 Dims = tuple[int, ...]
 
 
-def hasten(interpreter: ModuleType) -> None:
+@functools.cache
+def hasten() -> None:
+    """Where it is on; once a process."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or not importlib.util.find_spec("triton"):
+        return
+    interpreter = importlib.import_module("triton.runtime.interpreter")
     _patch_the_language_once(interpreter)
     _leave_out_overflows(interpreter)
     _trace_kernels_alone(interpreter)
