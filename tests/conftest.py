@@ -16,6 +16,7 @@ import typing
 from collections.abc import Iterator
 
 import pytest
+from interpreting import hasten
 
 # The library imports its shape annotations for type checkers only. Here it really does, and
 # jaxtyping's hook then checks every annotated call. What it imports itself must be loaded before.
@@ -32,26 +33,7 @@ else:
 
 pytest_plugins = ["browser", "slurm"]
 
-if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    # Every call of a device function patches the whole language anew, which takes 40 % of the
-    # interpreter's time; once a launch and file is enough.
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    patched: set[int] = set()
-
-    def launch(self, *args, _run=interpreter.GridExecutor.__call__, **options):
-        patched.clear()
-        return _run(self, *args, **options)
-
-    def call(self, *args, **options):
-        file = id(self.fn.__globals__)
-        if file not in patched:
-            interpreter._patch_lang(self.fn)
-            patched.add(file)
-        return self.rewrite()(*args, **options)
-
-    interpreter.GridExecutor.__call__ = launch
-    interpreter.InterpretedFunction.__call__ = call
-
+hasten()
 
 # Four fifths of the time. Kernels in Triton's interpreter; compilers and exports; a browser and
 # documents; several processes, clusters and faults on purpose.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreting import hasten
 from lab import Crew
 from tails import DEVICE, Case, Launched, Tail, apart, block, differentiated, keep_off_zero
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from mssar import fusible
 from mssar.lab.engine.world import World
 
 pytest.importorskip("triton")
+hasten()  # in the two processes as well, which import this file and no conftest
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter is off")
 
 CASES = [
