@@ -8,7 +8,6 @@ import functools
 import importlib
 import importlib.util
 import os
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +22,6 @@ def hasten() -> None:
     interpreter = importlib.import_module("triton.runtime.interpreter")
     _patch_the_language_once(interpreter)
     _leave_out_overflows(interpreter)
-    _trace_kernels_alone(interpreter)
     _keep_types(interpreter)
 
 
@@ -51,29 +49,6 @@ def _leave_out_overflows(interpreter: ModuleType) -> None:
     builder = interpreter.interpreter_builder
     if not builder.options.debug:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-
-
-def _trace_kernels_alone(interpreter: ModuleType) -> None:
-    """Coverage looks at every call within the language's functions, and keeps none of them."""
-
-    def untraced(member):
-        def call(*args, **options):
-            tracer = sys.gettrace()
-            if not hasattr(tracer, "stop"):  # none, within another; or a debugger's
-                return member(*args, **options)
-            tracer.stop()
-            try:
-                return member(*args, **options)
-            finally:
-                tracer.start()
-
-        return call
-
-    def patch(owner, name, member, *rest, _patch=interpreter._patch_attr):
-        measured = hasattr(sys.gettrace(), "stop")
-        _patch(owner, name, untraced(member) if measured else member, *rest)
-
-    interpreter._patch_attr = patch
 
 
 def _keep_types(interpreter: ModuleType) -> None:

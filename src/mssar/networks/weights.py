@@ -90,7 +90,7 @@ def read(source: str | Path) -> Weights:
     dict in safetensors."""
     asked = f"weights is a safetensors file, or one of {', '.join(PRETRAINED)}"
     if not isinstance(source, (str, Path)):
-        raise ValueError(f"{asked}; got {source!r}")  # type: ignore[unreachable]
+        raise ValueError(f"{asked}; got {source!r}")
     path = located(source)
     if path.suffix.lower() in PICKLES:
         raise ValueError(f"{path} is a pickle, which may run anything; name a safetensors file")
