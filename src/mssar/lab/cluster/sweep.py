@@ -43,6 +43,12 @@ class Order:
     budget: float | None = None  # seconds, of each task
     tensorboard: bool = False
 
+    def __post_init__(self) -> None:
+        # Whoever asks for a sweep's status has records collected, and others may have written it.
+        for file in {*self.record_in.values()}:
+            if Path(file).resolve().suffix != ".jsonl":  # a link is what it leads to
+                raise ValueError(f"record_in: a file of records ends in .jsonl; got {file!r:.200}")
+
 
 @dataclass(frozen=True)
 class Note:
@@ -78,7 +84,11 @@ class Sweep:
     def job(self) -> dict[str, Any]:
         """Whom it was handed to; nothing where that did not come about."""
         path = self.folder / "job.json"
-        return _read(path) if path.exists() else {}
+        found = _read(path) if path.exists() else {}
+        number = found.get("slurm", "0")
+        if not isinstance(number, str) or not number.isdecimal():  # scancel takes options, too
+            raise ValueError(f"{path}: slurm: expected the number of a job; got {number!r:.60}")
+        return found
 
     def handed_to(self, **job: Any) -> None:
         _write(self.folder / "job.json", job)
@@ -169,6 +179,8 @@ def read(folder: Path) -> Sweep:
         weights = values.converted(found.pop("weights", None), dict[str, str], "weights")
         shares = values.converted(found.pop("shares", None), list[list[dict[str, Any]]], "shares")
         runs = tuple(tuple(_run(one, weights) for one in share) for share in shares)
+        if "runs" in found:  # they lie around it, wherever it has come from
+            found["runs"] = str(folder.absolute().parent.parent)
         sweep = Sweep(folder, values.fitted(Order, found), runs)
         for run in sweep.runs:
             if run.name not in sweep.order.record_in:
