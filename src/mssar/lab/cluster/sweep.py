@@ -8,6 +8,8 @@ ever: a finished run has its record there, so no two tasks write the same file.
 from __future__ import annotations
 
 import json
+import os
+import platform
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -100,8 +102,13 @@ class Sweep:
         Whoever has it already is waited for: a scheduler may have lost sight of a machine on which
         it goes on, and started it once more on another.
         """
+        holder = self._holder(task)
         with FileLock(self._lock(task)):
-            yield
+            _write(holder, {"host": platform.node(), "pid": os.getpid()})
+            try:
+                yield
+            finally:
+                holder.unlink(missing_ok=True)
 
     def is_taken(self, task: int) -> bool:
         try:
@@ -110,8 +117,24 @@ class Sweep:
         except Timeout:
             return True
 
+    def held_by(self, task: int) -> tuple[str, int] | None:
+        """Host and process of whoever has taken a task, if that can be said.
+
+        It says so itself: of one that ended by force, another may have the number by now.
+        """
+        path = self._holder(task)
+        if not self.is_taken(task) or not path.exists():
+            return None
+        said = _read(path)
+        with _named(path):
+            host = values.converted(said.get("host"), str, "host")
+            return host, values.converted(said.get("pid"), values.Count, "pid")
+
     def _lock(self, task: int) -> Path:
         return self.folder / f".task-{task}.lock"
+
+    def _holder(self, task: int) -> Path:
+        return self.folder / f".task-{task}.holder"
 
     # --- what became of it ---
 
