@@ -32,7 +32,7 @@ def test_status_tells_done_from_stopped_failed_and_lost(tmp_path: Path, record: 
     place = Path(made.order.runs) / made.runs[3].name
     progress = checkpoint.Progress(made.runs[3].as_dict(), "", "fp32", "", "", epoch=1)
     place.mkdir()
-    checkpoint.save(place, progress, {"x": torch.zeros(1)})
+    checkpoint.write(place, progress, checkpoint.Brought({"x": torch.zeros(1)}))
     with held(made, 5):
         found = status.tasks(made)
     assert [task.state for task in found] == [

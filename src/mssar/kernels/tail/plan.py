@@ -155,7 +155,6 @@ class Plan:
         self.grids: Grids = grids((self.height, self.width), settings.scales)
         self.rows = self.n * self.grids.rows
         self.same = None if shape.context else self.grids.same
-        self.fine = self.grids.fine
         self.kept_type = kept_type(shape.dtype)
         self.device = device or device_of(shape.device)
         self.cut: dict[str, Pass] = {
