@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from test_records import record
 from typer.testing import CliRunner
 
@@ -143,6 +144,27 @@ def test_success_is_status_zero(monkeypatch, capsys):
 
 def test_the_version_is_the_packages():
     assert run("--version").startswith(f"mssar {mssar.__version__}, torch ")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA: none left.\nSee also"), "CUDA: none left."),
+        (RuntimeError("[enforce fail] can't allocate memory: 12 TB\n"), "[enforce fail] can't"),
+        (MemoryError(), "out of memory"),
+    ],
+)
+def test_want_of_memory_is_one_line_of_any_kind(monkeypatch, capsys, trouble, said):
+    def app(**_):
+        raise trouble
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"mssar: {said}")
+    assert line.endswith("; a smaller --batch or --fleet needs less")
 
 
 def test_the_module_runs_as_a_program():

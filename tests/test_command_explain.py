@@ -40,7 +40,8 @@ def saved(run: Run, folder: Path, classes: int = 4) -> Path:
     torch.manual_seed(0)
     progress = checkpoint.Progress(run.as_dict(), "", "fp32", "id", "now", epoch=1)
     state = disturbed(run.build(classes)).state_dict()
-    checkpoint.save(folder, progress, {f"model.{k}": v for k, v in state.items()})
+    brought = checkpoint.Brought({f"model.{k}": v for k, v in state.items()})
+    checkpoint.write(folder, progress, brought)
     return folder
 
 

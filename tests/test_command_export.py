@@ -147,6 +147,18 @@ def test_a_mistake_is_one_line(capsys, monkeypatch, tmp_path, words, message):
     assert not list(tmp_path.glob("*.onnx"))
 
 
+def test_what_a_checkpoint_says_of_its_data_leads_to_no_other_folder(
+    capsys, monkeypatch, tmp_path, asked
+):
+    """The file that is written has a run's name, unless another is given."""
+    said = RUN.as_dict() | {"dataset": "../evil"}
+    with monkeypatch.context() as written:
+        written.setattr(Run, "as_dict", lambda _: said)
+        saved(RUN, tmp_path / "run")
+    assert "a data set's name begins with" in fail(capsys, monkeypatch, "export", "run")
+    assert not asked
+
+
 def test_help_has_examples():
     said = invoke("--help").stdout
     assert "mssar export runs/cifar10-resnet20-mssar-seed0-0f3a51 net.pt2 --format torch" in said

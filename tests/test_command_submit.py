@@ -144,7 +144,7 @@ def test_what_ends_while_it_is_asked_for_is_not_submitted_again(
     recipe = usual_recipe("resnet8", "cifar10")
     asked = [Run("resnet8", dataset="cifar10", recipe=recipe, seed=seed) for seed in (0, 1)]
     made = sweep.begin(Order([], "runs", in_one(asked), HOW), [asked])
-    made.handed_to(host="here", pids=[0])
+    made.handed_to(host="here")
     words = ["train", "resnet8", "--dataset", "cifar10", "--device", "cpu", "--seed", "0,1"]
     real = collect.collect
     with ExitStack() as task:
@@ -205,7 +205,7 @@ def test_who_submits_meanwhile_waits_until_it_can_be_seen(
         second.join(1)
         assert not said
         made = sweep.begin(Order([], "runs", in_one(asked), HOW), [asked])
-        made.handed_to(host="here", pids=[0])
+        made.handed_to(host="here")
         task = ExitStack()
         task.enter_context(held(made, 0))
     with task:

@@ -14,6 +14,8 @@ from test_pictures import encoded, picture, pixels
 
 from mssar.lab.data import imagefolder, photographs, pictures, transforms
 from mssar.lab.data.imagefolder import Tally, open_folder
+from mssar.lab.engine.weights import shares
+from mssar.surgery import foreign
 
 pytestmark = pytest.mark.usefixtures("torchvision")
 
@@ -375,3 +377,9 @@ def test_without_torchvision_says_how_to_get_it(tree, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(ValueError, match=r"pip install '\.\[images\]' in a clone"):
         read(open_folder(tree), [])
+
+
+def test_imagenets_colours_are_those_that_networks_were_trained_with():
+    """Of 255 here and of 1 there: neither is the other exactly, once multiplied."""
+    assert shares(imagefolder.MEAN) == list(foreign.IMAGENET[0])
+    assert shares(imagefolder.STD) == list(foreign.IMAGENET[1])

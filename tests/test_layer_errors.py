@@ -186,3 +186,36 @@ def test_what_is_no_tensor_is_said(unchecked, given, kind, options):
         layer = unchecked.MSSAR(6, context_channels=5, **options)
         with pytest.raises(ValueError, match=f"^context is a map .*; got {kind}$"):
             layer(x, given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"recalibrate": None}, "recalibrate is a module; got None"),
+        ({"norm": "bn"}, "norm is a module; got 'bn'"),
+        ({"shortcut": torch.ones(2, 5, 4, 4)}, r"shape \(2, 6, 4, 4\); got \(2, 5, 4, 4\)"),
+        ({"shortcut": torch.ones(2, 6, 3, 4)}, r"shape \(2, 6, 4, 4\); got \(2, 6, 3, 4\)"),
+        ({"activation": ["relu"]}, r"activation is .*; got \['relu'\]"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_what_no_block_can_end_in_is_said(unchecked, monkeypatch, change, message, backend):
+    monkeypatch.setattr("mssar.fused.chosen", lambda backend, _: backend != "reference")
+    given = {"norm": None, "recalibrate": unchecked.MSSAR(6, backend=backend)}
+    with pytest.raises(ValueError, match=message):
+        unchecked.tail(torch.randn(2, 6, 4, 4), **{**given, **change})
+
+
+def test_other_troubles_of_an_addition_are_its_own(unchecked):
+    x, layer = torch.randn(2, 6, 4, 4), torch.nn.Identity()
+    with pytest.raises(RuntimeError, match="meta"):
+        unchecked.tail(x, None, layer, x.to("meta"))
+    once = torch.randn(1, 6, 1, 1)
+    torch.testing.assert_close(unchecked.tail(x, None, layer, once), (x + once).relu())
+
+
+@pytest.mark.parametrize("size", [5, None, (5,), (5, 5, 5), "55"])
+@pytest.mark.parametrize("kind", ["Regional", "Sliding"])
+def test_a_size_is_of_two_numbers(unchecked, kind, size):
+    with pytest.raises(ValueError, match=r"size is that of a map, \(H, W\); got "):
+        getattr(unchecked, kind)(2).spread(torch.ones(1, 1, 2, 2), size)

@@ -275,6 +275,7 @@ def test_bottlenecks_reduce_by_sixteen_unless_told(name):
         ("resnet20", lambda _: None, {}, "made NoneType for 16"),
         ("densenet100", lambda _: None, {}, "made NoneType for 12"),
         ("resnet20", "none", {"num_classes": 2.5}, "num_classes is 0 .* got 2.5"),
+        ("resnet20", "none", {"num_classes": True}, "num_classes is 0 .* got True"),
         ("resnet20", "none", {"in_chans": 0}, "in_chans is a whole number of at least 1; got 0"),
         ("densenet100", "mssar", {"in_chans": 1.5}, "in_chans is a whole .* got 1.5"),
         ("resnet18", "none", {"in_chans": "RGB"}, "in_chans is a whole .* got 'RGB'"),

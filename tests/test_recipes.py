@@ -321,6 +321,10 @@ def test_a_run_survives_json(run):
         (("resnet20", "se", {"scales": (1,)}), "has no option 'scales'; its options: reduction"),
         (("resnet20", "mssar", {"stage": "multi"}), "has no option 'stage'; "),
         (("densenet100", "none", {"stage": "multi"}), "has no option 'stage'; "),
+        *(
+            (("resnet20", "none", {}, name), "a data set's name begins with a letter .*; got ")
+            for name in ("", "../evil", "/evil", ".evil", "-evil", "a b", "a\n", "é", "a" * 101, 3)
+        ),
         (("resnet20", "none", {}, "cifar10", CIFAR_RESNET, -1), "0 to 2147483647; got -1"),
         (("resnet20", "none", {}, "cifar10", CIFAR_RESNET, 2**31), "; got 2147483648"),
     ],

@@ -195,7 +195,7 @@ def test_a_checkpoint_that_does_not_say_what_its_weights_are_for(tmp_path):
     progress, tensors = checkpoint.load(folder / "epoch-0001.safetensors")
     older = {n: t for n, t in tensors.items() if not n.endswith(".coordinates")}
     assert len(older) == len(tensors) - 3
-    checkpoint.save(folder, progress, older)
+    checkpoint.write(folder, progress, checkpoint.Brought(older))
     assert timeless(trained(run, arrays(), folder)) == expected
     assert_same(learnt(folder), learnt(whole))
 
@@ -240,7 +240,7 @@ def test_a_spoilt_checkpoint_is_passed_over_with_a_word(tmp_path, unbroken, kind
 def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
     progress = checkpoint.Progress(RUN.as_dict(), "sha256:1", "fp32", "a", "b", epoch=1)
     tensors = {"x": torch.arange(40.0)}
-    path = checkpoint.save(tmp_path, progress, tensors)
+    path = checkpoint.write(tmp_path, progress, checkpoint.Brought(tensors))
     content = path.read_bytes()
     for place in range(0, len(content), 7):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
@@ -399,7 +399,7 @@ def test_what_was_just_saved_is_never_let_go(tmp_path):
     for epoch in (3, 4):
         (tmp_path / f"epoch-{epoch:04}.safetensors").write_bytes(b"spoilt")
     progress = checkpoint.Progress(RUN.as_dict(), "sha256:0", "fp32", "a", "now", epoch=1)
-    path = checkpoint.save(tmp_path, progress, {"x": torch.arange(3)})
+    path = checkpoint.write(tmp_path, progress, checkpoint.Brought({"x": torch.arange(3)}))
     assert path.exists()
     found, tensors = checkpoint.newest(tmp_path, lambda _: None)
     assert found == progress

@@ -51,6 +51,14 @@ def test_configuration_and_weights_travel(tmp_path, words, options):
     assert {f.name for f in (tmp_path / "net").iterdir()} == {CONFIG, WEIGHTS, CARD}
 
 
+@pytest.mark.parametrize("folder", [".", "net/..", "../net"])
+def test_the_card_has_the_folders_own_name(tmp_path, monkeypatch, folder):
+    (tmp_path / "net" / "net").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "net")
+    moved("resnet8").save_pretrained(folder)
+    assert 'mssar.from_pretrained("net")' in (tmp_path / "net" / CARD).read_text()
+
+
 def test_every_option_is_written_so_that_defaults_may_change(tmp_path):
     with torch.device("meta"):
         net = mssar.create_model("densenet100", "mssar")

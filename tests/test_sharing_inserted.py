@@ -293,6 +293,15 @@ def test_what_is_no_network_or_no_place_is_one_line(tmp_path, unchecked):
         unchecked.from_pretrained(None)
 
 
+@pytest.mark.parametrize("given", [{"name": NET}, {"arguments": {"in_chans": 3}}])
+def test_what_our_own_networks_know_is_not_passed_over(tmp_path, given):
+    net = mssar.create_model("resnet8", "mssar")
+    with pytest.raises(ValueError, match=r"for networks of timm and torchvision; .* 'resnet8'"):
+        mssar.save_pretrained(net, tmp_path / "net", **given)
+    assert not (tmp_path / "net").exists()
+    mssar.save_pretrained(net, tmp_path / "net", name="resnet8")
+
+
 def test_what_is_no_option_or_no_number_is_one_line(tmp_path):
     net = moved(NET)
     for save in (mssar.save_pretrained, CifarResNet.save_pretrained):

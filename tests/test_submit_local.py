@@ -46,7 +46,9 @@ def begun(*tasks: int) -> sweep.Sweep:
 def test_a_process_is_killed_and_all_comes_out_as_if_one_had_trained_it():
     with started(*WORDS, "--epochs", "40", *TWO) as process:
         made = begun(1)
-        os.kill(made.job["pids"][1], signal.SIGKILL)
+        holder = made.held_by(1)
+        assert holder is not None
+        os.kill(holder[1], signal.SIGKILL)
         _, said = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "task 1 ended with signal 9" in said

@@ -65,13 +65,33 @@ def test_what_is_no_sweep_is_named(tmp_path: Path, content: str | None, said: st
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"record_in": {}}, "record_in: there is no file for "), ({"how": {"x": 1}}, "how.'x': unkn")],
+    [
+        ({"record_in": {}}, "record_in: there is no file for "),
+        ({"record_in": {"x": "/home/me/.bashrc"}}, "record_in: a file of records ends in .jsonl"),
+        ({"record_in": {"x": "bashrc.jsonl"}}, "ends in .jsonl; got 'bashrc.jsonl'"),  # a link
+        ({"how": {"x": 1}}, "how.'x': unkn"),
+    ],
 )
-def test_what_no_task_could_carry_out_is_no_sweep(tmp_path: Path, changes: dict, said: str):
+def test_what_no_task_could_carry_out_is_no_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, said: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("bashrc.jsonl").symlink_to(".bashrc")
     path = begun(tmp_path, runs(2)).folder / "sweep.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ValueError, match=said):
         sweep.read(path.parent)
+
+
+def test_a_sweep_is_of_the_runs_around_it_wherever_it_says_that_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A folder of runs may be moved, and a stranger's may name another's."""
+    made = begun(tmp_path, runs(1))
+    moved = (tmp_path / "runs").rename(tmp_path / "moved") / "sweeps" / made.name
+    assert sweep.read(moved).order.runs == str(tmp_path / "moved")
+    monkeypatch.chdir(moved)
+    assert sweep.read(Path()).order.runs == str(tmp_path / "moved")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +113,16 @@ def test_a_note_and_a_job_that_cannot_be_read_are_named(tmp_path: Path, content:
         with pytest.raises(ValueError, match=said) as error:
             _ = made.job
         assert "job.json" in str(error.value)
+
+
+@pytest.mark.parametrize("number", [7, "", "--me", "7 8", None])
+def test_a_job_of_slurms_has_a_number(tmp_path: Path, number: object):
+    made = begun(tmp_path, runs(1))
+    made.handed_to(slurm=number)
+    with pytest.raises(ValueError, match=r"job.json: slurm: expected the number of a job; got "):
+        _ = made.job
+    made.handed_to(slurm="7")
+    assert made.job == {"slurm": "7"}
 
 
 def test_a_task_that_was_started_twice_waits_for_itself(tmp_path: Path):

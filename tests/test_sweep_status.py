@@ -1,8 +1,11 @@
 """What is said of a sweep: done, under way, stopped, cancelled, failed or lost."""
 
 import os
+import platform
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from mssar.lab.cluster import local, slurm, status
 from mssar.lab.cluster.sweep import Note
 from mssar.lab.commands.task import carry_out
 from mssar.lab.engine import checkpoint
+from mssar.lab.engine.clock import Clock
 from mssar.lab.records import Record
 
 __all__ = ["record"]  # a fixture
@@ -21,14 +25,14 @@ __all__ = ["record"]  # a fixture
 def test_status_tells_done_from_stopped_failed_and_lost(tmp_path: Path, record: Record):
     made = begun(tmp_path, *([run] for run in runs(6)))
     assert {task.state for task in status.tasks(made)} == {"never submitted"}
-    made.handed_to(host="somewhere", pids=[0] * 6)
+    made.handed_to(host="somewhere")
     finish(made, made.runs[0], record)
     made.note(1, Note(left=1, signal=15))
     made.note(2, Note(failures=["the loss is nan"]))
     place = Path(made.order.runs) / made.runs[3].name
     progress = checkpoint.Progress(made.runs[3].as_dict(), "", "fp32", "", "", epoch=1)
     place.mkdir()
-    checkpoint.save(place, progress, {"x": torch.zeros(1)})
+    checkpoint.write(place, progress, checkpoint.Brought({"x": torch.zeros(1)}))
     with held(made, 5):
         found = status.tasks(made)
     assert [task.state for task in found] == [
@@ -162,12 +166,12 @@ def test_a_task_that_is_cancelled_while_slurm_starts_it_is_not_lost(
 def test_processes_that_a_signal_ends_before_they_listen_are_not_lost(tmp_path: Path):
     made = begun(tmp_path, *([run] for run in runs(2)))
     wait = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-    at_once = [sys.executable, "-S", "-c", ""]
+    over = tmp_path / "over"
+    at_once = [sys.executable, "-S", "-c", f"open({str(over)!r}, 'w')"]
 
     def look() -> None:
-        try:
-            os.kill(made.job["pids"][0], 0)
-        except ProcessLookupError:  # it is over
+        if over.exists():
+            time.sleep(0.5)  # for its end
             os.kill(os.getpid(), signal.SIGTERM)
 
     statuses, told = local.work(made, [at_once, wait], [], look, lambda: None)
@@ -177,17 +181,47 @@ def test_processes_that_a_signal_ends_before_they_listen_are_not_lost(tmp_path: 
 
 def test_what_a_sweep_is_at_is_under_way_and_what_it_lost_is_not(tmp_path: Path):
     made = begun(tmp_path, runs(2), runs(3)[2:])
-    made.handed_to(host="here", pids=[0, 0])
+    made.handed_to(host="here")
     with held(made, 1):
         assert status.under_way(tmp_path / "runs") == {made.runs[2].name}
     assert status.under_way(tmp_path / "runs") == set()
 
 
-def test_of_another_machine_processes_are_not_signalled(tmp_path: Path):
+def test_of_another_machine_processes_are_not_signalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made, here = begun(tmp_path, runs(1)), platform.node()
+    made.handed_to(host=here)
+    monkeypatch.setattr(platform, "node", lambda: "another")  # where it was started again
+    with held(made, 0):
+        monkeypatch.setattr(platform, "node", lambda: here)
+        with pytest.raises(ValueError, match="works on another; cancel it there"):
+            status.cancel(made)
+    assert not made.is_cancelled(0)
+
+
+def test_who_is_told_to_stop_is_who_has_the_task_now(tmp_path: Path):
+    """Of one that was killed somebody else may have the number."""
+    made, clock = begun(tmp_path, runs(1)), Clock(None)
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as bystander:
+        made.handed_to(host=platform.node(), pids=[bystander.pid])
+        with clock.listening(), held(made, 0):
+            assert made.held_by(0) == (platform.node(), os.getpid())
+            status.cancel(made)
+        assert bystander.poll() is None
+        bystander.kill()
+    assert clock.signal == signal.SIGTERM
+    assert made.is_cancelled(0)
+    assert made.held_by(0) is None
+
+
+def test_of_whom_nothing_is_known_nobody_is_told_to_stop(tmp_path: Path):
     made = begun(tmp_path, runs(1))
-    made.handed_to(host="another", pids=[1])
-    with held(made, 0), pytest.raises(ValueError, match="works on another; cancel it there"):
-        status.cancel(made)
+    made.handed_to(host=platform.node())
+    with held(made, 0):
+        (made.folder / ".task-0.holder").unlink()
+        with pytest.raises(ValueError, match="begins or ends just now; ask again"):
+            status.cancel(made)
     assert not made.is_cancelled(0)
 
 

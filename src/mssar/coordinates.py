@@ -45,6 +45,11 @@ def size_of(x: Tensor) -> Size:
     return x.shape[-2], x.shape[-1]
 
 
+def _require_size(size: object) -> None:
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        raise ValueError(f"size is that of a map, (H, W); got {size!r:.60}")
+
+
 def _require_grid(z: Tensor, grid: Size, size: Size) -> None:
     if min(size) < 1:
         raise ValueError(f"a map has at least one row and one column; got size {size}")
@@ -124,6 +129,7 @@ class Regional:
 
     def spread(self, z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
         """Give every position the value of the region it lies in."""
+        _require_size(size)
         _require_grid(z, self.grid(size), size)
         return partition.repeat(z, size)
 
@@ -186,6 +192,7 @@ class Sliding:
 
     def spread(self, z: Float[Tensor, "N C H W"], size: Size) -> Float[Tensor, "N C H W"]:
         """Every position has a window of its own, so its value is there already."""
+        _require_size(size)
         _require_grid(z, size, size)
         return z
 

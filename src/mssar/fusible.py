@@ -85,7 +85,7 @@ def mistaken(x: Tensor, layer: Layer, norm: Norm | None, channels: int) -> bool:
     if x.ndim != 4 or x.numel() == 0 or x.shape[1] != channels:
         return True
     n, _, h, w = x.shape
-    if norm is not None and norm.training and n * h * w < 2 and _alone(norm):
+    if norm is not None and n * h * w < 2 and getattr(norm, "training", True) and _alone(norm):
         return True
     fewest = min(layer.scales)
     if n * min(fewest, h) * min(fewest, w) > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,6 @@ class MSSAR(nn.Module):
     """
 
     coordinates: Tensor
-    branch_type: ClassVar[type[nn.Module]] = Branch
 
     def __init__(
         self,

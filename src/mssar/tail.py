@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     None: lambda x: x,
 }
+_NAMES = tuple(ACTIVATIONS)  # in which also a list may be looked for
 
 
 def tail(
@@ -50,7 +51,7 @@ def tail(
 
     Traced by torch.fx, every step is a node.
     """
-    if activation not in ACTIVATIONS:
+    if activation not in _NAMES:
         raise ValueError(f"activation is 'relu', 'silu' or None; got {activation!r}")
     if not isinstance(y, Tensor) or not (shortcut is None or isinstance(shortcut, Tensor)):
         _require_recording(y, shortcut)  # type: ignore[unreachable]
@@ -58,8 +59,29 @@ def tail(
         made = fused.tail(y, recalibrate, norm, shortcut, activation)
         if made is not None:
             return made
+    _require_module("recalibrate", recalibrate)
+    if norm is not None:
+        _require_module("norm", norm)
     y = recalibrate(y if norm is None else norm(y))
-    return ACTIVATIONS[activation](y if shortcut is None else y + shortcut)
+    return ACTIVATIONS[activation](y if shortcut is None else _sum(y, shortcut))
+
+
+def _require_module(what: str, module: object) -> None:
+    if not isinstance(module, nn.Module) and not callable(module):
+        raise ValueError(f"{what} is a module; got {module!r:.60}")
+
+
+def _sum(y: Tensor, shortcut: Tensor) -> Tensor:
+    try:
+        return y + shortcut
+    except RuntimeError:
+        # Looked at only now: to compare the sizes that a compiler leaves open would settle them.
+        pairs = zip(reversed(y.shape), reversed(shortcut.shape), strict=False)
+        if all(a == b or 1 in (a, b) for a, b in pairs):
+            raise
+        raise ValueError(
+            f"shortcut is added to a map of shape {tuple(y.shape)}; got {tuple(shortcut.shape)}"
+        ) from None
 
 
 def _require_recording(y: object, shortcut: object) -> None:

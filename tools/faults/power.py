@@ -56,7 +56,8 @@ def _tensors(epoch: int) -> dict[str, torch.Tensor]:
 
 
 def _save(epoch: int) -> Callable[[Path], Any]:
-    return lambda root: checkpoint.save(root / "runs" / "run", _progress(epoch), _tensors(epoch))
+    brought = checkpoint.Brought(_tensors(epoch))
+    return lambda root: checkpoint.write(root / "runs" / "run", _progress(epoch), brought)
 
 
 def _newest(root: Path) -> int:

@@ -53,11 +53,6 @@ class Grids(NamedTuple):
     def regions(self, level: int) -> int:
         return self.down[level] * self.across[level]
 
-    def members(self, level: int) -> int:
-        """Cells of a region, at most; the next power of two."""
-        tall, wide = up_to(self.fine[0], self.down[level]), up_to(self.fine[1], self.across[level])
-        return power(tall * wide)
-
     @property
     def same(self) -> int | None:
         """The first scale whose regions are the cells."""

@@ -27,7 +27,7 @@ from mssar.lab.commands.reproduce import reproduce
 from mssar.lab.commands.task import task
 from mssar.lab.commands.train import train
 from mssar.lab.commands.weights import weights
-from mssar.lab.engine import clock
+from mssar.lab.engine import clock, memory
 
 
 @contextmanager
@@ -92,11 +92,6 @@ def command(
         print(context.get_help())
 
 
-def _is_want_of_memory(trouble: Exception) -> bool:
-    torch = sys.modules.get("torch")  # only what has imported it can run out of its memory
-    return torch is not None and isinstance(trouble, torch.OutOfMemoryError)
-
-
 def _drop_output() -> None:
     """What standard output does not take, so that the interpreter does not try again."""
     try:
@@ -127,9 +122,8 @@ def main(begun: float | None = None) -> None:
         print("mssar: interrupted", file=sys.stderr)
         sys.exit(130)
     except Exception as mistake:
-        if _is_want_of_memory(mistake):
-            advice = "a smaller --batch or --fleet needs less"
-            print(f"mssar: {str(mistake).splitlines()[0]}; {advice}", file=sys.stderr)
+        if (lacking := memory.lacking(mistake)) is not None:
+            print(f"mssar: {lacking}; {memory.ADVICE}", file=sys.stderr)
             sys.exit(1)
         usage = getattr(mistake, "format_message", None)  # of the parser's own exceptions
         if usage is None and not isinstance(mistake, ValueError):

@@ -38,6 +38,7 @@ from mssar.surgery import foreign, initial
 Data: TypeAlias = Arrays | Folder
 Colours: TypeAlias = tuple[float, float, float]
 LONGEST = 100  # bytes of a network's name, and of its options, in a folder's (255 at most)
+_NAME = r"[a-zA-Z0-9][\w.-]{0,99}"  # of a data set
 PHOTOGRAPHS = ("imagefolder", "ilsvrc2012")
 USUAL_PLACE = "blocks"  # where layers are inserted, where nobody says
 GENERATOR = threading.RLock()  # held by whoever seeds torch's own; runs may be side by side
@@ -99,8 +100,13 @@ class Run:
         whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         if not whole or not 0 <= self.seed < 2**31:
             raise ValueError(f"a seed is a whole number from 0 to {2**31 - 1}; got {self.seed!r}")
-        if not isinstance(self.dataset, str):
-            raise ValueError(f"a data set has a name; got {self.dataset!r}")
+        # It goes into the names of folders and files, and may come from a stranger's file.
+        named = isinstance(self.dataset, str) and re.fullmatch(_NAME, self.dataset, re.ASCII)
+        if not named:
+            raise ValueError(
+                "a data set's name begins with a letter or a digit, and has up to 100 of these "
+                f"and of _ . -; got {self.dataset!r:.120}"
+            )
         settled = settled_options(self.network, self.recalibration, self.options)
         object.__setattr__(self, "options", MappingProxyType(settled))
 

@@ -54,7 +54,8 @@ class Classifier(nn.Module, ABC):
         self._set_classifier(num_classes, self.num_features)
 
     def _set_classifier(self, num_classes: int, inputs: int) -> None:
-        if not isinstance(num_classes, int) or num_classes < 0:
+        whole = isinstance(num_classes, int) and not isinstance(num_classes, bool)
+        if not whole or num_classes < 0:
             raise ValueError(f"num_classes is 0 (features) or more; got {num_classes!r}")
         self.num_classes = num_classes
         if not num_classes:

@@ -112,7 +112,7 @@ def save(
     """Write a network's folder, and put it on the Hub where that is asked for."""
     if how and not pushed:
         raise ValueError(f"{next(iter(how))!r} is an option of push_to_hub=True, if it is any")
-    content, name = contents(model), repo_id or place.name
+    content, name = contents(model), repo_id or place.resolve().name
     write(place, config, content, record, name)
     if pushed:
         push(name, config, content, record, **how)

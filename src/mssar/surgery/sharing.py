@@ -60,7 +60,7 @@ def save_pretrained(
         folder: where; made if it is not there, and files of these names are replaced.
         record: a run's record, or its file or folder, to fill the card from.
         name: what the network was made by, ``timm:NAME`` or ``torchvision:NAME``; the record's by
-            default, and timm's networks know theirs.
+            default; timm's networks know theirs, and ours all there is to know.
         arguments: what it was made with, but for ``num_classes``, which is looked up.
         repo_id: its name on the Hub, for the card; the folder's name by default.
         push_to_hub: whether to put it there, too; ``how`` are options of :func:`push_to_hub`.
@@ -135,7 +135,13 @@ def described(
         raise ValueError(f"model is a network; got a {type(model).__name__}")
     held = holders(model)
     if isinstance(model, Classifier) and not held:
-        return sharing.config_of(model)
+        config = sharing.config_of(model)
+        if name not in (None, config["network"]) or arguments:
+            raise ValueError(
+                "name and arguments are for networks of timm and torchvision; this "
+                f"{type(model).__name__} knows that it is {config['network']!r}"
+            )
+        return config
     origin = model.origin if isinstance(model, Classifier) else None
     said = (
         name or (_said(record, "network") if origin is None else origin["network"]) or _known(model)

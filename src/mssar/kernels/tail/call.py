@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 ACTIVATIONS = {None: 0, "relu": 1, "silu": 2}
+TABLE = 7  # rows of a norm's table
+MEAN, VARIANCE, RSTD, SLOPE, INTERCEPT, GAMMA, BETA = range(TABLE)
 
 
 class Settings(NamedTuple):

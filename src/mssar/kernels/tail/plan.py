@@ -14,7 +14,7 @@ import torch
 from mssar.kernels.device import Device, device_of, interpreted
 from mssar.kernels.grids import Count, Grids, grids, up_to
 from mssar.kernels.launch import Kernel, Layout, Pointer, kernel, warm
-from mssar.kernels.tail.call import ACTIVATIONS, Settings, Shape
+from mssar.kernels.tail.call import ACTIVATIONS, TABLE, Settings, Shape
 from mssar.kernels.tiling import (
     ROW_WARPS,
     Pass,
@@ -29,7 +29,6 @@ from mssar.kernels.tiling import (
 )
 
 NUMBER = torch.float32
-TABLE = 7  # rows of a norm's table (triton/common.py)
 FRONT = 8  # channels of a program that works out the front norm
 PACKED = 1024  # numbers of a program that copies weights
 ADDED = 128  # numbers of one that adds up parts of their gradients
@@ -156,7 +155,6 @@ class Plan:
         self.grids: Grids = grids((self.height, self.width), settings.scales)
         self.rows = self.n * self.grids.rows
         self.same = None if shape.context else self.grids.same
-        self.fine = self.grids.fine
         self.kept_type = kept_type(shape.dtype)
         self.device = device or device_of(shape.device)
         self.cut: dict[str, Pass] = {

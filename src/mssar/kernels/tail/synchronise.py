@@ -8,10 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mssar.kernels.tail.call import (
+    BETA,
+    GAMMA,
+    INTERCEPT,
+    MEAN,
+    RSTD,
+    SLOPE,
+    TABLE,
+    VARIANCE,
+)
+
 if TYPE_CHECKING:
     from mssar.kernels.tail.plan import Plan
-
-MEAN, VARIANCE, RSTD, SLOPE, INTERCEPT, GAMMA, BETA = range(7)  # rows of a norm's table
 
 
 class Group:
@@ -37,7 +46,7 @@ class Group:
         self._merge(_gates(plan, small), shares, _counts(plan, small), plan.settings.eps[2])
 
     def _merge(self, tables: Tensor, shares: Tensor, counts: Tensor, eps: float) -> None:
-        """Tables (norms × 7 × channels) of these processes' values together."""
+        """Tables (norms × rows × channels) of these processes' values together."""
         n = counts[:, None]
         local, width = tables[:, MEAN].clone(), tables.shape[2]
         sums = self._sum(torch.cat((local * n, n), 1))
@@ -76,17 +85,17 @@ class Group:
 
 
 def _front(plan: Plan, small: Tensor) -> Tensor:
-    return plan.saved.view(small, "norms")[: 7 * plan.cs].view(1, 7, plan.cs)
+    return plan.saved.view(small, "norms")[: TABLE * plan.cs].view(1, TABLE, plan.cs)
 
 
 def _hidden(plan: Plan, small: Tensor) -> Tensor:
-    begin, size = 7 * plan.cs, 7 * plan.levels * plan.js
-    return plan.saved.view(small, "norms")[begin : begin + size].view(plan.levels, 7, plan.js)
+    begin, size = TABLE * plan.cs, TABLE * plan.levels * plan.js
+    return plan.saved.view(small, "norms")[begin : begin + size].view(plan.levels, TABLE, plan.js)
 
 
 def _gates(plan: Plan, small: Tensor) -> Tensor:
-    begin = 7 * (plan.cs + plan.levels * plan.js)
-    return plan.saved.view(small, "norms")[begin:].view(plan.levels, 7, plan.cs)
+    begin = TABLE * (plan.cs + plan.levels * plan.js)
+    return plan.saved.view(small, "norms")[begin:].view(plan.levels, TABLE, plan.cs)
 
 
 def _shares(plan: Plan, small: Tensor) -> Tensor:

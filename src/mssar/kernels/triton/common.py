@@ -4,19 +4,22 @@ A part is what one program has summed. Programs never add to the same number, so
 depend on which of them came first: the last program to come (``last_of``) adds the parts up in
 their order.
 
-Norms lie in one table, ROWS rows each: mean, variance, 1/deviation, slope, intercept, γ, β.
+Norms lie in one table, TABLE rows each: mean, variance, 1/deviation, slope, intercept, γ, β.
 """
 
 import triton
 import triton.language as tl
 
-MEAN = tl.constexpr(0)
-VARIANCE = tl.constexpr(1)
-RSTD = tl.constexpr(2)
-SLOPE = tl.constexpr(3)
-INTERCEPT = tl.constexpr(4)
-GAMMA = tl.constexpr(5)
-BETA = tl.constexpr(6)
+from mssar.kernels.tail import call
+
+MEAN = tl.constexpr(call.MEAN)
+VARIANCE = tl.constexpr(call.VARIANCE)
+RSTD = tl.constexpr(call.RSTD)
+SLOPE = tl.constexpr(call.SLOPE)
+INTERCEPT = tl.constexpr(call.INTERCEPT)
+GAMMA = tl.constexpr(call.GAMMA)
+BETA = tl.constexpr(call.BETA)
+TABLE = tl.constexpr(call.TABLE)
 AT_ONCE = tl.constexpr(4096)  # numbers of parts that are read at once
 
 
@@ -217,9 +220,9 @@ def scale_of(tile, N, DOWN: tl.constexpr, ACROSS: tl.constexpr, ROWS_AT: tl.cons
 @triton.jit
 def hidden_norm(norms, scale, CS, JS):
     """Where the table of a hidden layer's norm begins; the front norm's comes first."""
-    return norms + 7 * (CS + scale * JS)
+    return norms + TABLE * (CS + scale * JS)
 
 
 @triton.jit
 def gate_norm(norms, scale, CS, JS, L: tl.constexpr):
-    return norms + 7 * (CS + L * JS + scale * CS)
+    return norms + TABLE * (CS + L * JS + scale * CS)

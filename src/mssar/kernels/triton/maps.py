@@ -31,8 +31,6 @@ from mssar.kernels.triton.common import (
     relu,
 )
 
-ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2}
-
 
 @triton.jit(do_not_specialize=["C", "CS", "H", "W", "fh", "fw", "tiles", "each", "groups"])
 def sums(

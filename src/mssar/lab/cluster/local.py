@@ -40,7 +40,7 @@ def work(
     clock, passed, starting = Clock(None), False, True
     with clock.listening():
         processes = [_start(sweep, task, words, devices) for task, words in enumerate(commands)]
-        sweep.handed_to(host=platform.node(), pids=[process.pid for process in processes])
+        sweep.handed_to(host=platform.node())
         while any(process.poll() is None for process in processes):
             if clock.signal is not None and not passed:
                 passed = True
@@ -82,10 +82,14 @@ def states(sweep: Sweep) -> dict[int, str]:
 
 def cancel(sweep: Sweep) -> None:
     """Ask the tasks that are at work to stop; they save."""
-    host = sweep.job.get("host")
-    if host != platform.node():
-        raise ValueError(f"{sweep.name} works on {host}; cancel it there")
+    pids = dict[int, int]()
     for task in states(sweep):
+        if (holder := sweep.held_by(task)) is None:
+            raise ValueError(f"task {task} of {sweep.name} begins or ends just now; ask again")
+        host, pids[task] = holder
+        if host != platform.node():
+            raise ValueError(f"{sweep.name} works on {host}; cancel it there")
+    for task, pid in pids.items():
         sweep.mark_cancelled(task)
         with suppress(ProcessLookupError):
-            os.kill(sweep.job["pids"][task], signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)

@@ -8,6 +8,8 @@ ever: a finished run has its record there, so no two tasks write the same file.
 from __future__ import annotations
 
 import json
+import os
+import platform
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +44,12 @@ class Order:
     stack: int = 1
     budget: float | None = None  # seconds, of each task
     tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        # Whoever asks for a sweep's status has records collected, and others may have written it.
+        for file in {*self.record_in.values()}:
+            if Path(file).resolve().suffix != ".jsonl":  # a link is what it leads to
+                raise ValueError(f"record_in: a file of records ends in .jsonl; got {file!r:.200}")
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,11 @@ class Sweep:
     def job(self) -> dict[str, Any]:
         """Whom it was handed to; nothing where that did not come about."""
         path = self.folder / "job.json"
-        return _read(path) if path.exists() else {}
+        found = _read(path) if path.exists() else {}
+        number = found.get("slurm", "0")
+        if not isinstance(number, str) or not number.isdecimal():  # scancel takes options, too
+            raise ValueError(f"{path}: slurm: expected the number of a job; got {number!r:.60}")
+        return found
 
     def handed_to(self, **job: Any) -> None:
         _write(self.folder / "job.json", job)
@@ -90,8 +102,13 @@ class Sweep:
         Whoever has it already is waited for: a scheduler may have lost sight of a machine on which
         it goes on, and started it once more on another.
         """
+        holder = self._holder(task)
         with FileLock(self._lock(task)):
-            yield
+            _write(holder, {"host": platform.node(), "pid": os.getpid()})
+            try:
+                yield
+            finally:
+                holder.unlink(missing_ok=True)
 
     def is_taken(self, task: int) -> bool:
         try:
@@ -100,8 +117,24 @@ class Sweep:
         except Timeout:
             return True
 
+    def held_by(self, task: int) -> tuple[str, int] | None:
+        """Host and process of whoever has taken a task, if that can be said.
+
+        It says so itself: of one that ended by force, another may have the number by now.
+        """
+        path = self._holder(task)
+        if not self.is_taken(task) or not path.exists():
+            return None
+        said = _read(path)
+        with _named(path):
+            host = values.converted(said.get("host"), str, "host")
+            return host, values.converted(said.get("pid"), values.Count, "pid")
+
     def _lock(self, task: int) -> Path:
         return self.folder / f".task-{task}.lock"
+
+    def _holder(self, task: int) -> Path:
+        return self.folder / f".task-{task}.holder"
 
     # --- what became of it ---
 
@@ -169,6 +202,8 @@ def read(folder: Path) -> Sweep:
         weights = values.converted(found.pop("weights", None), dict[str, str], "weights")
         shares = values.converted(found.pop("shares", None), list[list[dict[str, Any]]], "shares")
         runs = tuple(tuple(_run(one, weights) for one in share) for share in shares)
+        if "runs" in found:  # they lie around it, wherever it has come from
+            found["runs"] = str(folder.absolute().parent.parent)
         sweep = Sweep(folder, values.fitted(Order, found), runs)
         for run in sweep.runs:
             if run.name not in sweep.order.record_in:

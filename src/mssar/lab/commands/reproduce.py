@@ -16,6 +16,7 @@ from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console, counted, print_json, say
 from mssar.lab.commands.groups import grouped, options_of
 from mssar.lab.commands.leave import leave
+from mssar.lab.report.phrases import plus_minus
 
 if TYPE_CHECKING:
     from mssar.lab import records as recorded
@@ -154,7 +155,7 @@ def _show(plan: Plan, where: str, as_json: bool) -> None:
             row.recalibration,
             row.options,
             row.dataset,
-            _number(row.published, row.published_spread),
+            plus_minus(row.published, row.published_spread),
             _own(row),
             "" if row.difference is None else f"{row.difference:+.2f}",
             str(row.left) if row.left else "done",
@@ -172,14 +173,8 @@ def _show(plan: Plan, where: str, as_json: bool) -> None:
     out.print(f"{runs}: {when or unknown}", highlight=False)
 
 
-def _number(value: float | None, spread: float | None = None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.2f}" if spread is None else f"{value:.2f} ± {spread:.2f}"
-
-
 def _own(row: Row) -> str:
-    return f"{_number(row.mean, row.spread)} (n={row.n})" if row.n else ""
+    return f"{plus_minus(row.mean, row.spread)} (n={row.n})" if row.n else ""
 
 
 def _time(seconds: float | None) -> str:

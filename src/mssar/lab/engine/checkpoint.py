@@ -66,13 +66,8 @@ class Progress:
     schema: int = SCHEMA
 
 
-def save(directory: Path, progress: Progress, tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint, then let go of all but the last two."""
-    return write(directory, progress, Brought(tensors))
-
-
 def write(directory: Path, progress: Progress, state: Brought) -> Path:
-    """Of what was brought before."""
+    """Write a checkpoint of what was brought before, then let go of all but the last two."""
     step = f"-step-{progress.step:05}" if progress.step else ""
     path = directory / f"epoch-{progress.epoch:04}{step}.safetensors"
     write_whole(path, state.file({"mssar": json.dumps(asdict(progress))}, signed=True))

@@ -5,14 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from mssar.durable import write_whole
-from mssar.lab.engine import checkpoint
+from mssar.lab.engine import checkpoint, memory
 from mssar.lab.run import Run
 
 NAME = "failure.txt"  # in the run's folder: where in the program it was
@@ -36,10 +33,8 @@ def reason(error: Exception, run: Run, directory: Path) -> str:
     if isinstance(error, DivergedError):
         return str(error)
     what, advice = " ".join(str(error).split()) or type(error).__name__, ""
-    if lacks_memory(error):
-        first = next(e for e in _causes(error) if _lacks_memory(e))
-        what = str(first).splitlines()[0] if str(first) else "out of memory"
-        advice = "; a smaller --batch or --fleet needs less"
+    if (lacking := memory.lacking(error)) is not None:
+        what, advice = lacking, f"; {memory.ADVICE}"
     elif isinstance(error, OSError):
         what = f"{error.strerror}: {error.filename}"
     elif not isinstance(error, ValueError):  # nobody's mistake but the program's
@@ -70,22 +65,3 @@ def kept(run: Run, directory: Path) -> str:
             if checkpoint.load(path)[0].run == run.as_dict():
                 return f"; {path} is the last good checkpoint"
     return "" if paths else "; nothing was saved yet"
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out, also where that broke a capture, which is then what is raised."""
-    return any(_lacks_memory(each) for each in _causes(error))
-
-
-def _lacks_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    # A CPU's allocator, cuBLAS and the driver have no type of their own for it.
-    signs = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from mssar.lab.data import Data
-from mssar.lab.engine import failure, hands, threads
+from mssar.lab.engine import failure, hands, memory, threads
 from mssar.lab.engine.clock import RESERVE, Clock, Typical
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import Resident
@@ -375,7 +375,7 @@ class _Fleet:
         self.untidy = True
         said = failure.reason(error, run, self.folder / run.name)
         self.outcome.failures.append(said)
-        if failure.lacks_memory(error) and 0 < len(others) < self.width:
+        if memory.lacking(error) is not None and 0 < len(others) < self.width:
             self.width = len(others)  # or all that wait would fail, one after the other
             self.observer.said(f"memory ran out: from now on {self.width} at once")
         return said

@@ -17,11 +17,6 @@ class Experiment:
     title: str
     cells: Callable[[], tuple[Cell, ...]]
 
-    @property
-    def seeds(self) -> int:
-        """The most runs that the paper averages over; each row says its own number."""
-        return max(cell.row.runs for cell in self.cells())
-
 
 EXPERIMENTS = {
     experiment.name: experiment

@@ -9,6 +9,8 @@ from typing import Any
 from mssar.lab.experiments.paper import Published
 from mssar.lab.run import Run, text_of, usual_recipe
 
+CIFAR = ("cifar10", "cifar100")
+
 
 @dataclass(frozen=True)
 class Cell:

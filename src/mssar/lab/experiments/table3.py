@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from mssar.lab.experiments.cell import Cell
+from mssar.lab.experiments.cell import CIFAR, Cell
 from mssar.lab.experiments.paper import TABLE3, Published
 
-DATASETS = ("cifar10", "cifar100")
 REMARKS = {
     ("resnet56", "se", "cifar10"): "6.80 in table 4, as scale 1",
     ("resnet56", "se", "cifar100"): "28.99 in table 4, as scale 1",
@@ -23,7 +22,7 @@ def cells() -> tuple[Cell, ...]:
     main = [
         Cell(row, data, remark=REMARKS.get((row.network, row.recalibration, data), ""))
         for row in TABLE3
-        for data in DATASETS
+        for data in CIFAR
     ]
     resnets = [row.network for row in TABLE3 if row.network.startswith("resnet")]
     excited = [
@@ -33,12 +32,12 @@ def cells() -> tuple[Cell, ...]:
             remark=REMARKS.get((network, "se", data), "not in the paper"),
         )
         for network in dict.fromkeys(resnets)
-        for data in DATASETS
+        for data in CIFAR
     ]
     narrow = [
         Cell(row, data, {"reduction": 3}, additional=True, remark="fits the published cost")
         for row in TABLE3
         if row.network.startswith("resnet") and row.recalibration == "mssar"
-        for data in DATASETS
+        for data in CIFAR
     ]
     return (*main, *excited, *narrow)

@@ -8,12 +8,7 @@ from mssar.lab.report.content import Claim, Compared, Comparison, Difference, Ro
 from mssar.lab.report.phrases import plus_minus, spelt, wording
 from mssar.lab.report.welch import LEVEL, margin
 
-DATA = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "ilsvrc2012": "ILSVRC2012",
-    "arrangements": "the embedded pictures",
-}
+EMBEDDED = {"arrangements": "the embedded pictures"}  # in a sentence
 
 
 def claims(made: Sequence[Table], drawn: Sequence[Difference] = ()) -> list[str]:
@@ -52,7 +47,7 @@ def _finding(row: Row, claim: Claim, gain: float) -> str:
     what = " ".join(part for part in (row.network, row.options) if part)
     other = "without recalibration" if claim.against == "none" else f"with {claim.against}"
     said = (
-        f"{what} on {DATA.get(row.dataset, row.dataset)}: with MS-SAR the error is "
+        f"{what} on {_data(row.dataset)}: with MS-SAR the error is "
         f"{plus_minus(abs(gain), claim.margin)} points {'higher' if gain < 0 else 'lower'} "
         f"than {other}"
     )
@@ -97,7 +92,7 @@ def _other(claim: Claim) -> str:
 
 
 def _data(name: str) -> str:
-    return DATA.get(name, spelt(name))
+    return EMBEDDED.get(name, spelt(name))
 
 
 def coverage(made: Sequence[Table]) -> list[str]:
@@ -131,7 +126,7 @@ def comparison(table: Table) -> list[str]:
 def compared(of: Comparison) -> list[str]:
     """Who comes out first and what that cost; no more than the runs allow to say."""
     by_error = sorted(of.rows, key=lambda row: row.mean)
-    best, where = by_error[0], f"{of.network} on {DATA.get(of.dataset, of.dataset)}"
+    best, where = by_error[0], f"{of.network} on {_data(of.dataset)}"
     found = [f"{where}: the lowest error is {_with_error(best)}."]
     close = [row for row in by_error[1:] if not _apart(row, best)]
     if close:
