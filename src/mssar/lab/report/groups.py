@@ -144,7 +144,8 @@ def _side(errors: list[float]) -> Side:
 
 def judged(against: str, published: float | None, ours: Side, theirs: Side) -> Claim:
     gain = theirs.mean - ours.mean
-    if min(ours.n, theirs.n) < ENOUGH:
+    # Runs that all came out alike do not say how far others would be apart.
+    if min(ours.n, theirs.n) < ENOUGH or not (ours.spread or theirs.spread):
         return Claim(against, published, gain, None, "unclear")
     sides = (ours.spread, ours.n, theirs.spread, theirs.n)
     chance = margin(*sides)
