@@ -9,7 +9,6 @@ import pytest
 from test_experiments import ILSVRC, TABLE3, numbers, record_of, run_of
 
 from mssar.lab.experiments import EXPERIMENTS
-from mssar.lab.experiments.plan import plan_for
 from mssar.lab.recipes import varied
 from mssar.lab.report import tables
 from mssar.lab.report.collect import Collection
@@ -19,8 +18,8 @@ from mssar.lab.report.groups import claim, grouped, named, provenance
 from mssar.lab.report.welch import p_value
 
 
-def some(errors, **run):
-    return [record_of(run_of(seed=seed, **run), error) for seed, error in enumerate(errors)]
+def some(errors, network="resnet20", **run):
+    return [record_of(run_of(network, seed=s, **run), error) for s, error in enumerate(errors)]
 
 
 def table(name, recorded=()):
@@ -119,25 +118,6 @@ def test_each_table_has_its_own_claim():
     assert against("ilsvrc", "resnet18", "se", "ilsvrc2012") == "none"
 
 
-@pytest.mark.parametrize(
-    ("decay", "errors", "said"),
-    [
-        (5e-4, [7.0, 7.1, 6.9], True),  # no worse than with the layer
-        (5e-4, [8.0, 8.1, 7.9], False),
-        (5e-4, [7.0], False),  # too few to say
-        (5e-5, [7.0, 7.1, 6.9], False),  # another finding
-    ],
-)
-def test_a_weight_decay_that_does_as_much_is_said_beside_the_gain(decay, errors, said):
-    ours = some([7.0, 7.1, 6.9], recalibration="mssar")
-    plain = run_of()
-    other = replace(plain, recipe=varied(plain.recipe, weight_decay=decay))
-    more = [record_of(replace(other, seed=seed), error) for seed, error in enumerate(errors)]
-    found = table("table3", [*some([8.5, 8.4, 8.6]), *ours, *more])
-    remarks = {one.recalibration for one in found.rows if one.remark == tables.WEIGHT_DECAY}
-    assert remarks == ({"mssar"} if said else set())
-
-
 @pytest.mark.parametrize("recipe", [{}, {"weight_decay": "much"}])
 def test_a_strangers_recipe_is_no_reason_to_show_nothing(recipe):
     made = record_of(run_of(seed=5))
@@ -167,18 +147,6 @@ def test_runs_of_one_group_differ_in_their_seeds_alone():
     assert first.spread == pytest.approx(stdev([8.0, 9.0]))
     assert second.spread is None
     assert second.name.recalibration == "mssar"
-
-
-def test_runs_on_other_data_of_the_same_name_are_other_runs():
-    other = {"checksum": "sha256:1", "classes": 10, "train": 50_000, "test": 10_000}
-    recorded = [*some([8.0, 9.0]), record_of(run_of(seed=2), 50.0, data=other)]
-    first, second = grouped(recorded)
-    assert (first.n, first.mean) == (2, 8.5)
-    assert second.mean == 50.0
-    made = tables.paper_tables(recorded)
-    assert row(made[0], "resnet20", "none").mean == 8.5
-    shown = [r for t in made for line in t.rows for r in line.runs]
-    assert [group.mean for group in tables.other_runs(grouped(recorded), shown)] == [50.0]
 
 
 def test_a_network_that_is_not_known_here_is_shown_as_it_is_named():
@@ -347,20 +315,3 @@ def test_of_a_run_recorded_twice_the_later_one_counts():
         (group,) = grouped(recorded)
         assert group.records == (new,)
         assert row(table("table3", recorded), "resnet20", "none").mean == 9.0
-
-
-def test_another_precision_is_another_run():
-    fp32 = {"device": "cuda", "precision": "fp32", "together": 1}
-    exact = [replace(r, execution=fp32, id=f"{r.id}-fp32") for r in some([7.0, 6.0])]
-    half = some([8.0])
-    groups = grouped([*half, *exact])
-    assert [(g.name.recipe, g.n, g.mean) for g in groups] == [
-        ("precision=bf16", 1, 8.0),
-        ("precision=fp32", 2, 6.5),
-    ]
-    assert [g.name.recipe for g in grouped(exact)] == [""]  # nothing to tell it from
-    assert row(table("table3", [*half, *exact]), "resnet20", "none").n == 1  # the first one's
-    asked = {"hardware": "", "nets": ["resnet20"], "datasets": ["cifar10"], "seeds": 2}
-    for precision, seeds in ((None, [1]), ("bf16", [1]), ("fp32", []), ("tf32", [0, 1])):
-        cell = plan_for(["table3"], [*half, *exact], precision=precision, **asked).cells[0]
-        assert [run.seed for run in cell.missing] == seeds

@@ -50,6 +50,11 @@ class Record:
     interruptions: int  # times it was stopped and resumed
     schema: int = SCHEMA
 
+    @property
+    def conditions(self) -> tuple[str, str]:
+        """The data's checksum and the precision: runs that differ in these are not compared."""
+        return self.data["checksum"], str(self.execution.get("precision", ""))
+
     def as_line(self) -> str:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
 

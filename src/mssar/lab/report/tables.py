@@ -195,5 +195,6 @@ def own_table(name: str, title: str, note: str, groups: Sequence[Group]) -> Tabl
 def _is_base(other: Group, group: Group) -> bool:
     alike = ("network", "dataset", "recipe", "weights")
     same = all(other.run.get(name) == group.run.get(name) for name in alike)
+    same = same and other.conditions == group.conditions
     ours, theirs = group.run["recalibration"], other.run["recalibration"]
     return same and theirs == "none" and ours != "none"
