@@ -95,3 +95,25 @@ def test_a_weight_decay_that_does_as_much_is_said_beside_the_gain(decay, errors,
     found = table("table3", [*some([8.5, 8.4, 8.6]), *ours, *more])
     remarks = {one.recalibration for one in found.rows if one.remark == tables.WEIGHT_DECAY}
     assert remarks == ({"mssar"} if said else set())
+
+
+def test_each_weight_decay_is_judged_by_itself_and_on_the_same_terms():
+    def decayed(errors, decay):
+        plain = run_of("densenet100")
+        made = replace(plain, recipe=varied(plain.recipe, weight_decay=decay))
+        return [record_of(replace(made, seed=s), e) for s, e in enumerate(errors)]
+
+    def remark(*more):
+        none, ours = some([8.5, 8.4, 8.6], "densenet100"), [7.0, 7.1, 6.9]
+        ours = some(ours, "densenet100", recalibration="mssar")
+        found = table("table3", [*none, *ours, *(r for some in more for r in some)])
+        return row(found, "densenet100", "mssar").remark
+
+    own = "4.06 in table 4 and in the text"
+    worse, good = decayed([7.8, 7.9, 8.0], 5e-4), decayed([7.0, 7.1, 6.9], 2e-4)
+    assert remark(worse) == own
+    assert remark(worse, decayed([90.0, 30.0, 10.0], 0.1)) == own  # diverged: far from good
+    assert remark(decayed([7.0, 7.1], 2e-4), decayed([7.2, 6.9], 3e-4)) == own  # two of each
+    assert remark(decayed([7.0, 7.1], 2e-4), decayed([6.9], 2e-4)) == own  # seed 0 twice
+    assert remark(otherwise(good, "fp32")) == remark(otherwise(good, checksum="sha256:1")) == own
+    assert remark(worse, good) == f"{own}; {tables.WEIGHT_DECAY}"
