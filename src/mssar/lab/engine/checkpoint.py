@@ -235,7 +235,8 @@ def require_same(there: dict[str, object], here: dict[str, object], directory: P
     """A ValueError says where the run of a folder is another."""
     for path, a, b in _differences(there, here):
         raise ValueError(
-            f"{directory} holds another run: {path:.80} is {a!r:.80} there and {b!r:.80} here"
+            f"{directory} holds another run: {path:.80} is {a!r:.80} there and {b!r:.80} here; "
+            "another --runs keeps both"
         )
 
 
