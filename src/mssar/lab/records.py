@@ -35,7 +35,7 @@ class Record:
     run: dict[str, Any]  # network, recalibration, options, dataset, recipe, seed
     data: dict[str, Any]  # checksum, number of classes and images
     execution: dict[str, Any]  # device, precision and whatever else decides how, not what
-    environment: dict[str, Any]  # hardware and versions
+    environment: dict[str, Any]  # hardware and versions; earlier: of parts made otherwise
     code: dict[str, Any]  # version, commit
     command: str
     params: Count

@@ -218,7 +218,7 @@ class StackedTrainings:
         self.company = Company()
         self.turns, self.saves = Typical(), Typical()
         for training in trainings:
-            training.company, training.stacked = self.company, len(trainings)
+            training.company = self.company
 
     @property
     def stream(self) -> AbstractContextManager[object]:
