@@ -372,6 +372,7 @@ class Training:
     # --- the end ---
 
     def _finish(self) -> None:
+        unreadable = self.feed.unreadable() if self.feed.loads else None
         if not self.world.leads:
             return
         self.record = result.record(
@@ -382,7 +383,7 @@ class Training:
             processes=self.world.size,
             together=self._company.mean,
             stacked=self.stacked,
-            unreadable=self.feed.unreadable if self.feed.loads else None,
+            unreadable=unreadable,
         )
         write_whole(self.directory / result.NAME, self.record.as_line().encode() + b"\n")
         self.observer.ended(self.run, self.record)
