@@ -69,6 +69,10 @@ def test_times_are_of_one_set_that_was_measured_in_turns():
 def test_other_recipes_data_and_networks_are_other_comparisons():
     other = [replace(r, data={**r.data, "checksum": "sha256:1"}, id=f"{r.id}x") for r in recorded()]
     assert len(comparisons(grouped([*recorded(), *other, *recorded(network="resnet56")]), [])) == 3
+    exact = [replace(r, execution={**r.execution, "precision": "fp32"}) for r in recorded()]
+    both = comparisons(grouped([*recorded(), *exact]), [])
+    assert [made.recipe for made in both] == ["precision=bf16", "precision=fp32"]
+    assert [len(made.rows) for made in both] == [3, 3]
     only = {"none": (8.0,), "mssar": (7.0,)}
     assert comparisons(grouped(recorded(only)), []) == []  # the paper's tables have it
     assert len(comparisons(grouped(recorded(only)), [], every=True)) == 1

@@ -11,7 +11,7 @@ from lab import CPU, Log, arrays, tiny
 from test_cli import run as command
 
 from mssar.lab.data.dataset import Arrays, Split
-from mssar.lab.engine import compiling, runner
+from mssar.lab.engine import checkpoint, compiling, runner
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.fleet import Outcome
 from mssar.lab.experiments.plan import plan_for
@@ -79,15 +79,39 @@ def test_all_of_a_table_leaves_out_its_densenets():
     assert found == {"resnet32", "resnet56"}  # three ResNet-20 on each data set are too short
 
 
+def begun(run: Run, folder: Path, epoch: int, *makers: checkpoint.Maker) -> None:
+    progress = checkpoint.Progress(run.as_dict(), "", "bf16", "", "", epoch, makers=[*makers])
+    (folder / run.name).mkdir(exist_ok=True)
+    checkpoint.save(folder / run.name, progress, {"x": torch.zeros(1)})
+
+
 @pytest.mark.usefixtures("able")
 def test_what_is_done_counts_no_more(tmp_path):
     asked = runs("resnet56", seeds=4)
     for run in asked[1:]:
-        (tmp_path / run.name).mkdir()
-        (tmp_path / run.name / "epoch-0150.safetensors").touch()
+        begun(run, tmp_path, 160)
     assert worth(asked)
     assert not worth(asked, folder=tmp_path)
     assert worth(asked, folder=tmp_path, anew=True)
+
+
+@pytest.mark.usefixtures("able")
+def test_what_was_begun_goes_on_as_it_was_begun(tmp_path):
+    """With less to go it would not pay any more, and the rest would be rounded otherwise."""
+    both, label = runs("resnet56", seeds=2), {"resnet56 mssar"}
+    begun(both[0], tmp_path, 10)  # by a version that did not say
+    assert worth(both, folder=tmp_path) == label
+    begun(both[0], tmp_path, 20, {"compile": False}, {"compile": True})
+    assert worth(both[:1], folder=tmp_path) == label
+    assert worth(both[:1], folder=tmp_path, budget=9.0) == label
+    assert not worth(both, budget=9.0)  # nothing of it is begun
+    begun(both[0], tmp_path, 30, {"compile": True}, {"compile": False})
+    assert not worth(both, folder=tmp_path)
+    begun(both[1], tmp_path, 30, {"compile": True})
+    assert worth(both, folder=tmp_path) == label
+    (tmp_path / both[0].name / "epoch-0040.safetensors").touch()  # spoilt
+    assert worth(both, folder=tmp_path) == label
+    assert worth(both, folder=tmp_path, anew=True) == label
 
 
 @pytest.mark.usefixtures("able")

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from lab import CPU, Crew, Log, arrays, assert_same, feed, learnt, poison, tiny, trained
+from lab import CPU, Crew, Log, arrays, assert_same, feed, learnt, plant, poison, tiny, trained
 from torch import Tensor, nn
 
+from mssar.lab.data.imagefolder import open_folder
 from mssar.lab.engine import checkpoint, fleet
 from mssar.lab.engine import feed as feeds
 from mssar.lab.engine.examine import Examiner
@@ -24,6 +25,9 @@ from mssar.lab.engine.step import Learner
 from mssar.lab.engine.training import Training
 from mssar.lab.engine.world import SynchronisedBatchNorm2d, World, joined, launched
 from mssar.lab.engine.world import synchronise_norms as synchronise
+from mssar.lab.recipes import Photographs, Recipe
+from mssar.lab.records import Record
+from mssar.lab.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -318,16 +322,44 @@ def test_a_batch_that_cannot_be_shared_is_refused_by_all(crew, tmp_path):
     assert crew(refused, tmp_path) == [expected, expected]
 
 
+def pictured(world: World, tree: Path, folder: Path) -> list[Record]:
+    small = Photographs(size=16, resize=16)
+    recipe = Recipe("small", epochs=3, batch=8, lr=0.05, drops=(), augmentation=small)
+    run, data = Run("resnet8", "none", {}, "imagefolder", recipe), open_folder(tree)
+    lenient = replace(CPU, unreadable=1.0)
+
+    def batches(files, root, parts, _, *, tally, **_how):  # without torchvision
+        for part in parts:
+            paths = [root / files.paths[number] for number in part.tolist()]
+            tally.add(len(part), [(path, "") for path in paths if path.stem == "1"])
+            images = torch.randint(256, (len(part), 3, 16, 16), dtype=torch.uint8)
+            yield images, files.labels[part]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feeds, "batches", batches)
+        return fleet.train([run], lambda _: data, lenient, folder, Log(), world=world).records
+
+
+def test_a_file_that_any_process_cannot_read_is_counted_once(crew, tmp_path):
+    """To be tested on, a file is one process's; to train on, in every epoch another's."""
+    tree = plant(tmp_path / "tree", (20, 24), train=(10, 9), val=(4, 3))  # two of each called 1
+    (record,), others = crew(pictured, tree, tmp_path / "both")
+    (alone,) = pictured(World(), tree, tmp_path / "alone")
+    assert record.data["unreadable"] == alone.data["unreadable"] == 4
+    assert others == []
+
+
 def conversation(world: World) -> tuple[Any, ...]:
     mine = torch.tensor([float(world.rank + 1)])
     world.share([shared := mine.clone()])
     flags = [world.any(flag, CPU.device) for flag in (False, world.leads, not world.leads, True)]
-    return launched(), world.size, world.sum(mine).item(), shared.item(), flags
+    names = world.union(["both", str(world.rank)])
+    return launched(), world.size, world.sum(mine).item(), shared.item(), flags, names
 
 
 def test_processes_agree(crew):
     for answer in crew(conversation):
-        assert answer == (True, 2, 3.0, 1.0, [False, True, True, True])
+        assert answer == (True, 2, 3.0, 1.0, [False, True, True, True], {"both", "0", "1"})
 
 
 def test_one_process_needs_nobody(monkeypatch):

@@ -30,7 +30,7 @@ from mssar.lab import records
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import checkpoint, fleet
 from mssar.lab.engine import training as engine
-from mssar.lab.engine.result import finished
+from mssar.lab.engine.result import NAME, finished
 from mssar.lab.engine.step import Learner
 from mssar.lab.records import Record, append, read
 from mssar.lab.run import Run
@@ -105,6 +105,29 @@ def test_a_finished_run_of_another_precision_is_not_this_one(tmp_path):
     other = replace(CPU, precision="bf16")
     with pytest.raises(ValueError, match="trained in fp32 and not in bf16: --precision fp32"):
         fleet.train([run], lambda _: data, other, tmp_path, log)
+
+
+def test_a_finished_run_on_other_data_is_not_this_one(tmp_path):
+    data, run = arrays(), tiny(0, epochs=1)
+    (first,) = fleet_of([run], data, tmp_path, Log()).records
+    others = replace(data, train=replace(data.train, labels=data.train.labels.roll(1)))
+    with pytest.raises(ValueError, match="trained on other data called tiny: those take it"):
+        fleet_of([run], others, tmp_path, Log())
+    assert fleet_of([run], data, tmp_path, Log()).records == [first]  # nothing is lost
+
+
+def test_a_finished_run_is_what_its_record_says_not_its_folders_name(tmp_path):
+    """The name has six digits of a hash, and a folder may be renamed."""
+    data, run, other = arrays(), tiny(0, epochs=1), tiny(0, epochs=1, lr=0.5)
+    (first,) = fleet_of([run], data, tmp_path, Log()).records
+    (tmp_path / run.name).rename(tmp_path / other.name)
+    with pytest.raises(ValueError, match=r"recipe.lr is 0.02 there and 0.5 here; another --runs"):
+        fleet_of([other], data, tmp_path, Log())
+    older = {**first.run, "recipe": {**first.run["recipe"], "lr": 0.5, "schedule": "steps"}}
+    del older["recipe"]["factor"]  # what is usual may be said, or not
+    path = tmp_path / other.name / NAME
+    path.write_text(replace(first, run=older).as_line())
+    assert len(fleet_of([other], data, tmp_path, Log()).records) == 1
 
 
 def test_a_start_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):

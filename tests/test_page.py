@@ -168,6 +168,9 @@ def test_a_remark_leads_to_the_documentation_only_beside_it() -> None:
     assert linked in page.html(of, home="index.html")
     assert linked not in page.html(of)
     assert f'<td role="cell" class="remark" data-value="{remark}">{remark}' in page.html(of)
+    rows = (replace(rows[0], remark=f"its own; {remark}"), *rows[1:])
+    of = replace(of, tables=(replace(of.tables[0], rows=rows), *of.tables[1:]))
+    assert f">its own; {linked}<" in page.html(of, home="index.html")
 
 
 def test_differences_are_said_to_those_who_do_not_see_them() -> None:

@@ -35,7 +35,7 @@ class Record:
     run: dict[str, Any]  # network, recalibration, options, dataset, recipe, seed
     data: dict[str, Any]  # checksum, number of classes and images
     execution: dict[str, Any]  # device, precision and whatever else decides how, not what
-    environment: dict[str, Any]  # hardware and versions
+    environment: dict[str, Any]  # hardware and versions; earlier: of parts made otherwise
     code: dict[str, Any]  # version, commit
     command: str
     params: Count
@@ -49,6 +49,11 @@ class Record:
     finished: str
     interruptions: int  # times it was stopped and resumed
     schema: int = SCHEMA
+
+    @property
+    def conditions(self) -> tuple[str, str]:
+        """The data's checksum and the precision: runs that differ in these are not compared."""
+        return self.data["checksum"], str(self.execution.get("precision", ""))
 
     def as_line(self) -> str:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))

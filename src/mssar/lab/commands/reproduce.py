@@ -102,7 +102,8 @@ def reproduce(
     if listing or not found.missing:
         _show(found, where, as_json)
         return
-    if given is None and (again := len(found.missing) - len(plan(None)[0].missing)):
+    others = [r.run for r in recorded.read(records) if r.conditions[1] != counts]
+    if given is None and (again := sum(run.as_dict() in others for run in found.missing)):
         say(
             f"{again} of {counted(len(found.missing), 'run')} to train: recorded, but not in "
             f"{counts}, as is usual here; --precision NAME has records of NAME count"

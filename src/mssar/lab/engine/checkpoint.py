@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import safetensors
 import torch
@@ -39,6 +39,7 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+Maker: TypeAlias = dict[str, str | int | bool]  # older ones: hardware and source alone
 _Threads = Annotated[int, Meta(ge=0, le=THREADS)]
 _NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{5,}))?\.safetensors")
 
@@ -58,7 +59,7 @@ class Progress:
     interruptions: Natural = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     class_errors: list[float] = field(default_factory=list)
-    makers: list[dict[str, str]] = field(default_factory=list)  # hardware and source, in turn
+    makers: list[Maker] = field(default_factory=list)  # what computed it, in turn
     threads: _Threads = 0  # of a CPU, from its beginning to its end; 0: not known
     bn_over: list[int] = field(default_factory=list)  # images of a step that BN is over, in turn
     turns: Natural = 0  # since its beginning
@@ -230,7 +231,8 @@ def require_same(there: dict[str, object], here: dict[str, object], directory: P
     """A ValueError says where the run of a folder is another."""
     for path, a, b in _differences(there, here):
         raise ValueError(
-            f"{directory} holds another run: {path:.80} is {a!r:.80} there and {b!r:.80} here"
+            f"{directory} holds another run: {path:.80} is {a!r:.80} there and {b!r:.80} here; "
+            "another --runs keeps both"
         )
 
 

@@ -38,24 +38,46 @@ def worth(
     budget: float | None = None,
     anew: bool = False,
 ) -> frozenset[str]:
-    """Labels of the networks that are compiled: of repeated blocks, on a GPU, with far to go."""
+    """Labels of the networks that are compiled: of repeated blocks, on a GPU, with far to go.
+
+    Compiled code rounds otherwise, so what was begun goes on as it was begun, as far as that is
+    known; and if not, it counts as a whole, as it did then.
+    """
     if not execution.graphed or execution.deterministic or launched():
         return frozenset()
-    if (budget is not None and budget < SHORTEST) or not _can_compile(execution.device):
+    if not _can_compile(execution.device):
         return frozenset()
+    begun = dict[str, bool]()
     work = dict[str, float]()
     macs = dict[str, int]()
     for run in runs:
+        epochs, compiled = (0, None) if anew else _begun(folder / run.name)
+        if epochs >= run.recipe.epochs:
+            continue
+        if compiled is not None:
+            begun[run.label] = begun.get(run.label, False) or compiled
         data = load(run.dataset)
         measured = run.recalibration in KINDS and not is_foreign(run.network)
         if not measured or not isinstance(data, Arrays):
             continue
         if run.label not in macs:
             macs[run.label] = _macs(run, data)
-        left = run.recipe.epochs - (0 if anew else checkpoint.epochs(folder / run.name))
-        images = left * len(data.train.images)
+        images = run.recipe.epochs * len(data.train.images)
         work[run.label] = work.get(run.label, 0.0) + macs[run.label] * images
-    return frozenset(label for label, done in work.items() if done >= WORTH)
+    long = budget is None or budget >= SHORTEST
+    pays = {label: long and done >= WORTH for label, done in work.items()}
+    return frozenset(label for label, compiled in (pays | begun).items() if compiled)
+
+
+def _begun(directory: Path) -> tuple[int, bool | None]:
+    """Epochs that a run has behind it, and whether it was compiled last; None: it does not say."""
+    found = checkpoint.checkpoints(directory)
+    try:
+        progress = checkpoint.progress(found[-1])
+    except (IndexError, ValueError):  # what is wrong with it is said when the run goes on
+        return checkpoint.epochs(directory), None
+    compiled = progress.makers[-1].get("compile") if progress.makers else None
+    return progress.epoch, None if compiled is None else bool(compiled)
 
 
 def _macs(run: Run, data: Arrays) -> int:

@@ -40,9 +40,8 @@ class Feed(Protocol):
     tests: list[int]  # of this process's batches in testing
     loads: bool  # whether batches must be brought in
 
-    @property
     def unreadable(self) -> int:
-        """Files that could not be read so far."""
+        """Files that could not be read so far, by any process. Every process must ask."""
 
     def begin(self, epoch: int, step: int) -> None:
         """Prepare an epoch, from a step on."""
@@ -139,7 +138,6 @@ class ArraysFeed:
     """Data that live on the device; an epoch's crops are made there in one go."""
 
     loads = False
-    unreadable = 0
 
     def __init__(
         self,
@@ -195,6 +193,9 @@ class ArraysFeed:
         part, source = self.parts[step], self.resident.test
         x = source.images.index_select(0, part).permute(0, 3, 1, 2)
         return self.normalise(x), source.labels.index_select(0, part)
+
+    def unreadable(self) -> int:
+        return 0
 
     def close(self) -> None:
         """Nothing is open."""
@@ -274,9 +275,10 @@ class FolderFeed:
         size = self.tests[step]
         return self.normalise(self.images[:size].permute(0, 3, 1, 2)), self.labels[:size].clone()
 
-    @property
     def unreadable(self) -> int:
-        return sum(len(tally.files) for tally in self.tallies)
+        # By name: to train on, a file is now one process's and now another's.
+        files = [path for tally in self.tallies for path in tally.files]
+        return len(self.world.union(map(str, files)))
 
     def close(self) -> None:
         closing, self.source = getattr(self.source, "close", None), None

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from mssar.lab.data import Data
-from mssar.lab.engine import failure, hands, memory, threads
+from mssar.lab.engine import failure, hands, memory, resumption, threads
 from mssar.lab.engine.clock import RESERVE, Clock, Typical
 from mssar.lab.engine.execution import Execution, settings
 from mssar.lab.engine.feed import Resident
@@ -260,12 +260,9 @@ class _Fleet:
         directory = self.folder / run.name
         anew = self.anew and run not in self.begun
         done = finished(directory) if self.world.leads and not anew else None
-        if done and done.execution.get("precision") != self.execution.precision:
-            there, here = done.execution.get("precision"), self.execution.precision
-            raise ValueError(
-                f"{directory} holds this run, trained in {there} and not in {here}: "
-                f"--precision {there} takes it, another --runs keeps both"
-            )
+        if done:
+            checksum = self.load(run.dataset).checksum
+            resumption.require_done(done, run, checksum, self.execution.precision, directory)
         if self.world.any(done is not None, self.execution.device):
             if done:
                 self._done(run, done)

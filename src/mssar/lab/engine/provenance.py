@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 import mssar
+from mssar.lab.engine.checkpoint import Maker
+from mssar.lab.engine.execution import Execution
 
 
 @cache
@@ -38,9 +40,17 @@ def code() -> dict[str, Any]:
     return found
 
 
-def maker(device: torch.device) -> dict[str, str]:
-    """The hardware and the source, in short: what a resumed run may have several of."""
-    return {"hardware": hardware(device), "source": code()["source"]}
+def maker(execution: Execution, processes: int, stacked: int) -> Maker:
+    """What may round otherwise, in short: a resumed run may have had several."""
+    return {
+        "hardware": hardware(execution.device),
+        "source": code()["source"],
+        "torch": str(torch.__version__),
+        "compile": execution.compile,
+        "deterministic": execution.deterministic,
+        "processes": processes,
+        "stacked": stacked,
+    }
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -13,7 +13,7 @@ from mssar.lab import lines, records
 from mssar.lab.data import Data
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import provenance
-from mssar.lab.engine.checkpoint import Progress
+from mssar.lab.engine.checkpoint import Maker, Progress
 from mssar.lab.engine.execution import Execution
 from mssar.lab.recipes import Photographs
 from mssar.lab.records import Epoch, Record
@@ -77,8 +77,8 @@ def _environment(progress: Progress, execution: Execution) -> dict[str, Any]:
     return {**found, "threads": progress.threads or found["threads"]}
 
 
-def _earlier(progress: Progress) -> dict[str, list[dict[str, str]]]:
-    """Other hardware or source that a part of the run was made by; usually none."""
+def _earlier(progress: Progress) -> dict[str, list[Maker]]:
+    """What made the parts before the last, in turn, where that was not the same; usually none."""
     return {"earlier": progress.makers[:-1]} if len(progress.makers) > 1 else {}
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.checkpoint import Progress
+from mssar.lab.records import Record
+from mssar.lab.run import Run, run_from_dict
 
 if TYPE_CHECKING:
     from mssar.lab.engine.training import Training
@@ -60,6 +64,24 @@ def _require_same(training: Training, found: Progress) -> None:
         raise ValueError(
             f"{directory} is trained with --threads {found.threads}, "
             f"not {execution.threads}: that changes what sums are rounded to"
+        )
+
+
+def require_done(done: Record, run: Run, data: str, precision: str, directory: Path) -> None:
+    """That a folder's finished run is the one asked for, on these data and in this precision."""
+    there = done.run
+    with suppress(ValueError):  # an older line may leave out what is usual now
+        there = run_from_dict(there).as_dict()
+    checkpoint.require_same(there, run.as_dict(), directory)
+    if done.data["checksum"] != data:
+        raise ValueError(
+            f"{directory} holds this run, trained on other data called {run.dataset}: "
+            "those take it, another --runs keeps both"
+        )
+    if (said := done.execution.get("precision")) != precision:
+        raise ValueError(
+            f"{directory} holds this run, trained in {said} and not in {precision}: "
+            f"--precision {said} takes it, another --runs keeps both"
         )
 
 

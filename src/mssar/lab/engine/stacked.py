@@ -37,7 +37,6 @@ class Feeds:
     """The batches of all runs, side by side."""
 
     loads = False
-    unreadable = 0
 
     def __init__(self, feeds: Sequence[ArraysFeed], channels: int) -> None:
         first = feeds[0]
@@ -69,6 +68,9 @@ class Feeds:
             if id(feed.resident) not in taken:
                 taken[id(feed.resident)] = feed.take_test(step)
         return self._beside([taken[id(feed.resident)] for feed in self.feeds])
+
+    def unreadable(self) -> int:
+        return 0
 
     def close(self) -> None:
         """Nothing is open."""
@@ -218,7 +220,7 @@ class StackedTrainings:
         self.company = Company()
         self.turns, self.saves = Typical(), Typical()
         for training in trainings:
-            training.company, training.stacked = self.company, len(trainings)
+            training.company = self.company
 
     @property
     def stream(self) -> AbstractContextManager[object]:

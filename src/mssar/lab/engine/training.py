@@ -64,7 +64,8 @@ class Training:
         self.data = run.normalised(data)
         self.observer, self.world = observer, world or World()
         self.anew = anew  # what is in the folder is thrown away, once all else is ready
-        self.company, self.stacked = Company(), 1  # runs trained as one with this
+        self.company = Company()
+        self.stacked = member.all.stack.count if member else 1  # runs trained as one, with this
         self.turns, self.saves = Typical(), Typical()  # how long they take
         self.lane = lane or own_lane(execution)
         self.record: Record | None = None  # at its end, in the process that leads
@@ -106,8 +107,8 @@ class Training:
             result.now(),
         )
         self._before = Company(self.progress.turns, self.progress.beside)
-        maker = provenance.maker(self.execution.device)
-        if maker not in self.progress.makers:
+        maker = provenance.maker(self.execution, self.world.size, self.stacked)
+        if self.progress.makers[-1:] != [maker]:
             self.progress.makers.append(maker)
         resumption.note_norms(self)
         if self.execution.device.type == "cuda":
@@ -374,6 +375,7 @@ class Training:
     # --- the end ---
 
     def _finish(self) -> None:
+        unreadable = self.feed.unreadable() if self.feed.loads else None
         if not self.world.leads:
             return
         self.record = result.record(
@@ -384,7 +386,7 @@ class Training:
             processes=self.world.size,
             together=self._company.mean,
             stacked=self.stacked,
-            unreadable=self.feed.unreadable if self.feed.loads else None,
+            unreadable=unreadable,
         )
         write_whole(self.directory / result.NAME, self.record.as_line().encode() + b"\n")
         self.observer.ended(self.run, self.record)

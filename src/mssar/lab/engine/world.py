@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,6 +44,14 @@ class World:
         if self.size == 1:
             return flag
         return bool(self.sum(torch.tensor([float(flag)], device=device)).item())
+
+    def union(self, names: Iterable[str]) -> set[str]:
+        """What any process has; all get the same answer."""
+        if self.size == 1:
+            return set(names)
+        found: list[list[str]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(found, list(names))
+        return set().union(*found)
 
     def wait(self) -> None:
         """Until everybody is here."""

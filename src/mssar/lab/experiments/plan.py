@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
@@ -82,15 +83,25 @@ def plan_for(
         hardware: as in a record's environment; only times measured on it are used.
         nets, datasets: only these; None for all.
         seeds: runs a cell, with seeds from 0; None for as many as the paper's.
-        precision: only records of this count; None for whichever a cell's first one has.
+        precision: only records of this count; None for any.
+
+    On each data set the records of all cells are on the same data and in one precision, so that
+    cells can be compared: what most of the runs asked for have, of several the first.
     """
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is the number of runs a cell, 1 or more; got {seeds}")
     records = list(records)
     estimate = Estimate(records, hardware)
+    chosen = _chosen(list(dict.fromkeys(names)), nets, datasets)
+    matching = [_matching(cell, records, precision) for _, cell in chosen]
+    conditions = _conditions(record for some in matching for record in some)
     states = []
-    for name, cell in _chosen(list(dict.fromkeys(names)), nets, datasets):
-        found = _recorded(cell, records, precision)
+    for (name, cell), some in zip(chosen, matching, strict=True):
+        found = dict[int, Record]()
+        for record in some:
+            # Of a run recorded twice the later one counts: who begins anew throws away the other.
+            if record.conditions == conditions[cell.dataset]:
+                later(found, record)
         asked = range(cell.row.runs if seeds is None else seeds)
         missing = tuple(cell.run(seed) for seed in asked if seed not in found)
         done = tuple(found[seed] for seed in sorted(found))
@@ -129,25 +140,22 @@ def _require_known(
             raise ValueError(f"no {kind} {name!r}{where}; there are {', '.join(known)}")
 
 
-def _recorded(cell: Cell, records: Iterable[Record], precision: str | None) -> dict[int, Record]:
-    """By seed. Of a run recorded twice the later one counts: who begins anew throws away what was
-    there.
+def _matching(cell: Cell, records: Iterable[Record], precision: str | None) -> list[Record]:
+    wanted = cell.run(0).as_dict()
+    return [
+        record
+        for record in records
+        if {**record.run, "seed": 0} == wanted and precision in (None, record.conditions[1])
+    ]
 
-    All are on the same data: those of the first record, whatever else bears their name. And so in
-    one precision, unless that was asked for.
-    """
-    wanted, found = cell.run(0).as_dict(), dict[int, Record]()
+
+def _conditions(records: Iterable[Record]) -> dict[str, tuple[str, str]]:
+    """By data set, those of most runs; of as many, those that come first."""
+    found: dict[str, dict[tuple[str, str], set[str]]] = {}
     for record in records:
-        if {**record.run, "seed": 0} == wanted and precision in (None, _precision(record)):
-            first = next(iter(found.values()), record)
-            same = record.data["checksum"] == first.data["checksum"]
-            if same and _precision(record) == _precision(first):
-                later(found, record)
-    return found
-
-
-def _precision(record: Record) -> str:
-    return str(record.execution.get("precision", ""))
+        of = found.setdefault(record.run["dataset"], {}).setdefault(record.conditions, set())
+        of.add(json.dumps(record.run, sort_keys=True))
+    return {name: max(runs, key=lambda one: len(runs[one])) for name, runs in found.items()}
 
 
 def _ordered(states: Iterable[State]) -> tuple[Run, ...]:

@@ -28,7 +28,10 @@ DEMO_NOTE = (
     "Every picture holds the same six shapes, in the same colours and textures; which two stand "
     "next to the disc is the class. Small differences are chance."
 )
-OTHER_NOTE = "Runs that are not part of the paper: other data, other recipes, other networks."
+OTHER_NOTE = (
+    "Runs that are not part of the paper, or not comparable with the tables above: other data, "
+    "another precision, other recipes, other networks."
+)
 SAMPLE_NOTE = (
     "The network is `{}`, whose weights come with the package. The pictures are real test images, "
     "chosen by a rule: ten classes evenly from all, and of each the image whose pixels have "

@@ -17,11 +17,12 @@ PAPER = ("none", "se", "mssar")  # which the paper's tables have already
 def comparisons(
     groups: Iterable[Group], measured: Sequence[Timing], *, every: bool = False
 ) -> list[Comparison]:
-    """Of networks that were trained with more than the paper has; with ``every`` of all."""
+    """Of networks that were trained with more than the paper has; with ``every`` of all. What is
+    compared is on the same data and in one precision."""
     alike: dict[str, list[Group]] = {}
     for group in groups:
         run = {name: group.run.get(name) for name in ("network", "dataset", "recipe", "weights")}
-        key = json.dumps([run, group.records[0].data["checksum"]], sort_keys=True)
+        key = json.dumps([run, group.conditions], sort_keys=True)
         alike.setdefault(key, []).append(group)
     return [
         _comparison(sorted(some, key=_place), measured)

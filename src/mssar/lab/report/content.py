@@ -12,7 +12,7 @@ from typing import Any, Literal
 ORDER = ("none", "se", "eca", "cbam", "coord", "ela", "ge", "simam", "mssar")
 
 Verdict = Literal["holds", "none", "reversed", "unclear", "open"]
-# beyond chance · within it · the other way round, beyond it · one run only · not yet run
+# beyond chance · within it · the other way round, beyond it · too few to say · not yet run
 
 
 @dataclass(frozen=True)

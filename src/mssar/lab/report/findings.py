@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mssar.lab.report.content import Claim, Compared, Comparison, Difference, Row, Table
+from mssar.lab.report.groups import ENOUGH
 from mssar.lab.report.phrases import plus_minus, spelt, wording
 from mssar.lab.report.welch import LEVEL, margin
 
@@ -152,15 +153,13 @@ def _apart(row: Compared, best: Compared) -> bool:
 
 def _verdict(row: Row, claim: Claim) -> list[str]:
     runs = "one run" if row.n == 1 else f"{row.n} runs"
+    more = "; `mssar demo --seeds 3` makes three of each" if row.n < ENOUGH else ""
     said = {
         "holds": "MS-SAR is ahead of no recalibration by more than chance (95 % interval).",
         "reversed": "MS-SAR is behind no recalibration by more than chance (95 % interval).",
         "none": (
             "Between MS-SAR and no recalibration there is no difference that could not be chance."
         ),
-        "unclear": (
-            f"From {runs} of MS-SAR nothing can be said about small differences; "
-            "`mssar demo --seeds 3` makes three of each."
-        ),
+        "unclear": f"From {runs} of MS-SAR nothing can be said about small differences{more}.",
     }.get(claim.verdict)
     return [said] if said else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
@@ -46,6 +46,11 @@ class Group:
     name: Name
     run: Mapping[str, Any]  # with the first one's seed
     records: tuple[Record, ...]
+
+    @property
+    def conditions(self) -> tuple[str, str]:
+        """Of all of them alike: the data's checksum and the precision."""
+        return self.records[0].conditions
 
     @property
     def n(self) -> int:
@@ -102,20 +107,25 @@ def _text(value: object) -> str:
 
 def grouped(records: Iterable[Record]) -> list[Group]:
     """In the order in which they come. Of a run recorded twice the later one counts: who begins
-    anew throws away what was there. Another precision is another run."""
-    found: dict[tuple[str, str], dict[int, Record]] = {}
+    anew throws away what was there. On other data, or in another precision, it is another run; a
+    name says which, where a data set has several."""
+    found: dict[tuple[str, tuple[str, str]], dict[int, Record]] = {}
+    checksums, precisions = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for record in records:
-        run = {**record.run, "seed": 0, "data": record.data["checksum"]}
-        key = json.dumps(run, sort_keys=True), str(record.execution.get("precision", ""))
-        later(found.setdefault(key, {}), record)
-    precisions = Counter(same for same, _ in found)
+        run = json.dumps({**record.run, "seed": 0}, sort_keys=True)
+        later(found.setdefault((run, record.conditions), {}), record)
+        checksums[record.run["dataset"]].add(record.conditions[0])
+        precisions[record.run["dataset"]].add(record.conditions[1])
     groups = []
-    for (same, precision), by_seed in found.items():
+    for (_, (checksum, precision)), by_seed in found.items():
         ordered = tuple(by_seed[seed] for seed in sorted(by_seed))
         name = named(ordered[0].run)
-        if precisions[same] > 1:
-            said = f"{name.recipe} precision={precision}".strip()
-            name = replace(name, recipe=said)
+        said = [name.recipe]
+        if len(checksums[name.dataset]) > 1:
+            said.append(f"data={checksum.rpartition(':')[2][:8]}")
+        if len(precisions[name.dataset]) > 1:
+            said.append(f"precision={precision}")
+        name = replace(name, recipe=" ".join(said).strip())
         groups.append(Group(name, ordered[0].run, ordered))
     return groups
 
@@ -144,7 +154,8 @@ def _side(errors: list[float]) -> Side:
 
 def judged(against: str, published: float | None, ours: Side, theirs: Side) -> Claim:
     gain = theirs.mean - ours.mean
-    if min(ours.n, theirs.n) < ENOUGH:
+    # Runs that all came out alike do not say how far others would be apart.
+    if min(ours.n, theirs.n) < ENOUGH or not (ours.spread or theirs.spread):
         return Claim(against, published, gain, None, "unclear")
     sides = (ours.spread, ours.n, theirs.spread, theirs.n)
     chance = margin(*sides)

@@ -12,7 +12,7 @@ from mssar.lab.experiments.paper import STRATEGY_GAIN
 from mssar.lab.experiments.plan import State, plan_for
 from mssar.lab.records import Record
 from mssar.lab.report.content import Claim, Row, Table
-from mssar.lab.report.groups import Group, claim
+from mssar.lab.report.groups import Group, claim, grouped
 
 NOTES = {
     "table3": (
@@ -87,7 +87,7 @@ AGAINST: dict[str, Pick] = {
 def paper_tables(records: Iterable[Record]) -> list[Table]:
     """Every table of the paper, with what is recorded of it."""
     records = list(records)
-    plan = plan_for(EXPERIMENTS, records, hardware="")
+    plan, groups = plan_for(EXPERIMENTS, records, hardware=""), grouped(records)
     tables = []
     for name, experiment in EXPERIMENTS.items():
         states = [state for state in plan.cells if state.experiment == name]
@@ -95,15 +95,18 @@ def paper_tables(records: Iterable[Record]) -> list[Table]:
         title = experiment.title[0].upper() + experiment.title[1:]
         rows = zip(paper_rows(states), states, strict=True)
         remarked = tuple(
-            replace(row, remark=WEIGHT_DECAY) if _as_much(state, records) else row
+            replace(row, remark="; ".join(filter(None, (row.remark, WEIGHT_DECAY))))
+            if _as_much(state, groups)
+            else row
             for row, state in rows
         )
         tables.append(Table(name, title, NOTES[name], remarked, len(left)))
     return tables
 
 
-def _as_much(state: State, records: Sequence[Record]) -> bool:
-    """Whether the network without recalibration is no worse with a larger weight decay."""
+def _as_much(state: State, groups: Sequence[Group]) -> bool:
+    """Whether some larger weight decay helps the network without recalibration, and makes it no
+    worse than MS-SAR does. Runs too far apart to be called worse do not help beyond chance."""
     cell = state.cell
     if cell.row.recalibration != "mssar" or cell.options or not state.n:
         return False
@@ -116,8 +119,14 @@ def _as_much(state: State, records: Sequence[Record]) -> bool:
             return False
         return {**run, "seed": 0, "recipe": {**run["recipe"], "weight_decay": usual}} == none
 
-    others = [record for record in records if larger(record.run)]
-    return claim("", state.records, others, None).verdict in ("none", "reversed")
+    alike = [group for group in groups if group.conditions == state.records[0].conditions]
+    plain = [r for group in alike if {**group.run, "seed": 0} == none for r in group.records]
+    return any(
+        claim("", state.records, group.records, None).verdict in ("none", "reversed")
+        and claim("", group.records, plain, None).verdict == "holds"
+        for group in alike
+        if larger(group.run)
+    )
 
 
 def paper_rows(states: Sequence[State]) -> list[Row]:
@@ -195,5 +204,6 @@ def own_table(name: str, title: str, note: str, groups: Sequence[Group]) -> Tabl
 def _is_base(other: Group, group: Group) -> bool:
     alike = ("network", "dataset", "recipe", "weights")
     same = all(other.run.get(name) == group.run.get(name) for name in alike)
+    same = same and other.conditions == group.conditions
     ours, theirs = group.run["recalibration"], other.run["recalibration"]
     return same and theirs == "none" and ours != "none"

@@ -11,18 +11,17 @@ LEVEL = 0.95
 def margin(spread: float, n: int, other_spread: float, other_n: int) -> float:
     """Half the width of the interval around the difference of two means.
 
-    Of the spreads (sample standard deviations) of two groups of at least two.
+    Of the spreads (sample standard deviations) of two groups of at least two. Where neither has
+    any, nothing says how wide it is, and it has no end.
     """
     variance, freedom = _apart(spread, n, other_spread, other_n)
-    return quantile(0.5 + LEVEL / 2, freedom) * math.sqrt(variance) if variance else 0.0
+    return quantile(0.5 + LEVEL / 2, freedom) * math.sqrt(variance) if variance else math.inf
 
 
 def p_value(difference: float, spread: float, n: int, other_spread: float, other_n: int) -> float:
     """How often chance alone would make such a difference of two means or a larger one."""
     variance, freedom = _apart(spread, n, other_spread, other_n)
-    if not variance:
-        return 0.0 if difference else 1.0
-    return 2 * (1 - _below(abs(difference) / math.sqrt(variance), freedom))
+    return _beyond(abs(difference) / math.sqrt(variance), freedom) if variance else 1.0
 
 
 def _apart(spread: float, n: int, other_spread: float, other_n: int) -> tuple[float, float]:
@@ -48,7 +47,12 @@ def quantile(share: float, freedom: float) -> float:
 
 def _below(t: float, freedom: float) -> float:
     """The share of Student's t that lies below t ≥ 0."""
-    return 1 - _beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
+    return 1 - _beyond(t, freedom) / 2
+
+
+def _beyond(t: float, freedom: float) -> float:
+    """The share that lies beyond t ≥ 0 on either side; exact where it is next to nothing."""
+    return _beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 def _beta(x: float, a: float, b: float) -> float:

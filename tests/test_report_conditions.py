@@ -1,0 +1,119 @@
+"""What is compared was trained on the same data, in one precision, and differs in one thing."""
+
+from dataclasses import replace
+
+import pytest
+from test_experiments import record_of, run_of
+from test_report_tables import row, some, table
+
+from mssar.lab.experiments.plan import plan_for
+from mssar.lab.recipes import varied
+from mssar.lab.report import build, tables
+from mssar.lab.report.collect import Collection
+from mssar.lab.report.groups import grouped
+
+
+def otherwise(recorded, precision="bf16", checksum="sha256:0"):
+    """The same runs in another precision, or on other data of the name."""
+    return [
+        replace(
+            r,
+            id=f"{r.id}-{precision}-{checksum}",
+            execution={**r.execution, "precision": precision},
+            data={**r.data, "checksum": checksum},
+        )
+        for r in recorded
+    ]
+
+
+def test_runs_on_other_data_of_the_same_name_are_other_runs():
+    other = {"checksum": "sha256:1", "classes": 10, "train": 50_000, "test": 10_000}
+    recorded = [*some([8.0, 9.0]), record_of(run_of(seed=2), 50.0, data=other)]
+    first, second = grouped(recorded)
+    assert (first.n, first.mean) == (2, 8.5)
+    assert second.mean == 50.0
+    made = tables.paper_tables(recorded)
+    assert row(made[0], "resnet20", "none").mean == 8.5
+    shown = [r for t in made for line in t.rows for r in line.runs]
+    assert [group.mean for group in tables.other_runs(grouped(recorded), shown)] == [50.0]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"precision": "fp32"}, "precision=fp32"),
+        ({"checksum": "sha256:0123456789"}, "data=01234567"),
+    ],
+)
+def test_only_runs_on_the_same_data_in_one_precision_are_compared(other, said):
+    """Else what rounding or the data do would count as the layer's."""
+    strange = otherwise(some([9.0, 9.1, 9.2]), **other)
+    plain, ours = some([7.5, 7.6, 7.7]), some([7.5, 7.6, 7.7], recalibration="mssar")
+    for recorded in ([*strange, *plain, *ours], [*ours, *plain, *strange]):
+        made = build.reproduction(Collection(recorded, [])).tables
+        assert row(made[0], "resnet20", "none").mean == pytest.approx(7.6)
+        assert row(made[0], "resnet20", "mssar").claim.verdict == "none"
+        (line,) = made[-1].rows
+        assert (line.mean, line.options, line.claim) == (pytest.approx(9.1), said, None)
+        own = tables.own_table("others", "", "", grouped(recorded)).rows
+        assert [line.claim.gain for line in own if line.claim] == [0]
+    made = build.reproduction(Collection([*strange, *ours, *some([8.0], "resnet56")], [])).tables
+    assert row(made[0], "resnet20", "mssar").claim.verdict == "open"  # nothing to hold it against
+    assert row(made[0], "resnet20", "none").n == 0
+
+
+def test_another_precision_is_another_run():
+    exact, half = otherwise(some([7.0, 6.0]), "fp32"), some([8.0])
+    groups = grouped([*half, *exact])
+    assert [(g.name.recipe, g.n, g.mean) for g in groups] == [
+        ("precision=bf16", 1, 8.0),
+        ("precision=fp32", 2, 6.5),
+    ]
+    assert [g.name.recipe for g in grouped(exact)] == [""]  # nothing to tell it from
+    assert row(table("table3", [*half, *exact]), "resnet20", "none").n == 2  # what most have
+    assert row(table("table3", [*half, *exact[:1]]), "resnet20", "none").mean == 8.0  # the first
+    asked = {"hardware": "", "nets": ["resnet20"], "datasets": ["cifar10"], "seeds": 2}
+    for precision, seeds in ((None, []), ("bf16", [1]), ("fp32", []), ("tf32", [0, 1])):
+        cell = plan_for(["table3"], [*half, *exact], precision=precision, **asked).cells[0]
+        assert [run.seed for run in cell.missing] == seeds
+
+
+@pytest.mark.parametrize(
+    ("decay", "errors", "said"),
+    [
+        (5e-4, [7.0, 7.1, 6.9], True),  # no worse than with the layer
+        (5e-4, [8.0, 8.1, 7.9], False),
+        (5e-4, [7.0], False),  # too few to say
+        (5e-5, [7.0, 7.1, 6.9], False),  # another finding
+    ],
+)
+def test_a_weight_decay_that_does_as_much_is_said_beside_the_gain(decay, errors, said):
+    ours = some([7.0, 7.1, 6.9], recalibration="mssar")
+    plain = run_of()
+    other = replace(plain, recipe=varied(plain.recipe, weight_decay=decay))
+    more = [record_of(replace(other, seed=seed), error) for seed, error in enumerate(errors)]
+    found = table("table3", [*some([8.5, 8.4, 8.6]), *ours, *more])
+    remarks = {one.recalibration for one in found.rows if one.remark == tables.WEIGHT_DECAY}
+    assert remarks == ({"mssar"} if said else set())
+
+
+def test_each_weight_decay_is_judged_by_itself_and_on_the_same_terms():
+    def decayed(errors, decay):
+        plain = run_of("densenet100")
+        made = replace(plain, recipe=varied(plain.recipe, weight_decay=decay))
+        return [record_of(replace(made, seed=s), e) for s, e in enumerate(errors)]
+
+    def remark(*more):
+        none, ours = some([8.5, 8.4, 8.6], "densenet100"), [7.0, 7.1, 6.9]
+        ours = some(ours, "densenet100", recalibration="mssar")
+        found = table("table3", [*none, *ours, *(r for some in more for r in some)])
+        return row(found, "densenet100", "mssar").remark
+
+    own = "4.06 in table 4 and in the text"
+    worse, good = decayed([7.8, 7.9, 8.0], 5e-4), decayed([7.0, 7.1, 6.9], 2e-4)
+    assert remark(worse) == own
+    assert remark(worse, decayed([90.0, 30.0, 10.0], 0.1)) == own  # diverged: far from good
+    assert remark(decayed([7.0, 7.1], 2e-4), decayed([7.2, 6.9], 3e-4)) == own  # two of each
+    assert remark(decayed([7.0, 7.1], 2e-4), decayed([6.9], 2e-4)) == own  # seed 0 twice
+    assert remark(otherwise(good, "fp32")) == remark(otherwise(good, checksum="sha256:1")) == own
+    assert remark(worse, good) == f"{own}; {tables.WEIGHT_DECAY}"
