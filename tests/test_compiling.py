@@ -82,7 +82,7 @@ def test_all_of_a_table_leaves_out_its_densenets():
 def begun(run: Run, folder: Path, epoch: int, *makers: checkpoint.Maker) -> None:
     progress = checkpoint.Progress(run.as_dict(), "", "bf16", "", "", epoch, makers=[*makers])
     (folder / run.name).mkdir(exist_ok=True)
-    checkpoint.save(folder / run.name, progress, {"x": torch.zeros(1)})
+    checkpoint.write(folder / run.name, progress, checkpoint.Brought({"x": torch.zeros(1)}))
 
 
 @pytest.mark.usefixtures("able")

@@ -73,6 +73,6 @@ def test_makers_of_older_checkpoints_are_kept_as_they_are(tmp_path):
     part(tmp_path, 1)
     progress, tensors = checkpoint.load(checkpoint.checkpoints(tmp_path)[-1])
     progress.makers = [{"hardware": "A", "source": "sha256:0"}]
-    checkpoint.save(tmp_path, progress, tensors)
+    checkpoint.write(tmp_path, progress, checkpoint.Brought(tensors))
     earlier = trained(RUN, arrays(), tmp_path).environment["earlier"]
     assert earlier == [{"hardware": "A", "source": "sha256:0"}]
