@@ -106,9 +106,10 @@ def paper_tables(records: Iterable[Record]) -> list[Table]:
 
 def _as_much(state: State, groups: Sequence[Group]) -> bool:
     """Whether some larger weight decay helps the network without recalibration, and makes it no
-    worse than MS-SAR does. Runs too far apart to be called worse do not help beyond chance."""
+    worse than the recalibration does. Runs too far apart to be called worse do not help beyond
+    chance."""
     cell = state.cell
-    if cell.row.recalibration != "mssar" or cell.options or not state.n:
+    if cell.row.recalibration == "none" or not state.n:
         return False
     none = replace(cell.run(0), recalibration="none", options={}).as_dict()
     usual = none["recipe"]["weight_decay"]
