@@ -67,6 +67,9 @@ def _keep_types(interpreter: ModuleType) -> None:
 
     def block_type(self, element_ty, shape, _make=core.block_type.__init__):
         dims = tuple([s.value if isinstance(s, core.constexpr) else s for s in shape])
+        if any(type(n) is not int for n in dims):  # True would be taken for 1
+            _make(self, element_ty, shape)
+            return
         name = names.get((element_ty.name, dims))
         if name is None:
             _make(self, element_ty, shape)  # which refuses some shapes

@@ -38,7 +38,11 @@ def runs(network: str, kind: str = "mssar", seeds: int = 1, **options: object) -
 
 
 def worth(asked: list[Run], how: Execution = GPU, folder: Path = NOWHERE, **more) -> set[str]:
-    return set(compiling.worth(asked, cifar, how, folder, **more))
+    """Labels of the networks that all runs of are compiled; of others none may be."""
+    found = compiling.worth(asked, cifar, how, folder, **more)
+    labels = {run.label for run in asked if run.name in found}
+    assert found == {run.name for run in asked if run.label in labels}
+    return labels
 
 
 @pytest.fixture
@@ -98,20 +102,25 @@ def test_what_is_done_counts_no_more(tmp_path):
 @pytest.mark.usefixtures("able")
 def test_what_was_begun_goes_on_as_it_was_begun(tmp_path):
     """With less to go it would not pay any more, and the rest would be rounded otherwise."""
-    both, label = runs("resnet56", seeds=2), {"resnet56 mssar"}
-    begun(both[0], tmp_path, 10)  # by a version that did not say
-    assert worth(both, folder=tmp_path) == label
-    begun(both[0], tmp_path, 20, {"compile": False}, {"compile": True})
-    assert worth(both[:1], folder=tmp_path) == label
-    assert worth(both[:1], folder=tmp_path, budget=9.0) == label
-    assert not worth(both, budget=9.0)  # nothing of it is begun
-    begun(both[0], tmp_path, 30, {"compile": True}, {"compile": False})
-    assert not worth(both, folder=tmp_path)
-    begun(both[1], tmp_path, 30, {"compile": True})
-    assert worth(both, folder=tmp_path) == label
-    (tmp_path / both[0].name / "epoch-0040.safetensors").touch()  # spoilt
-    assert worth(both, folder=tmp_path) == label
-    assert worth(both, folder=tmp_path, anew=True) == label
+    asked = runs("resnet56", seeds=4)
+    names = [run.name for run in asked]
+
+    def found(some=asked, **more):
+        return compiling.worth(some, cifar, GPU, tmp_path, **more)
+
+    begun(asked[0], tmp_path, 10)  # by a version that did not say
+    assert found(asked[:2]) == {*names[:2]}
+    begun(asked[0], tmp_path, 20, {"compile": False}, {"compile": True})
+    assert found(asked[:1]) == found(asked[:1], budget=9.0) == {names[0]}
+    assert found(asked[:2]) == {*names[:2]}  # the program is there, or soon will be
+    assert found(asked[:2], budget=9.0) == {names[0]}
+    begun(asked[0], tmp_path, 30, {"compile": True}, {"compile": False})
+    assert not found(asked[:2])  # one alone is too short
+    assert found() == {*names[1:]}
+    begun(asked[1], tmp_path, 30, {"compile": True})
+    assert found() == {*names[1:]}
+    (tmp_path / names[0] / "epoch-0040.safetensors").touch()  # spoilt
+    assert found() == found(anew=True) == {*names}
 
 
 @pytest.mark.usefixtures("able")
@@ -149,7 +158,7 @@ def test_without_what_compiles_nothing_is(missing, monkeypatch):
 
 @pytest.mark.parametrize("may", [True, False])
 def test_it_is_settled_before_the_first_run_begins(may, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "worth", lambda *_, **__: frozenset({tiny().label}))
+    monkeypatch.setattr(compiling, "worth", lambda *_, **__: frozenset({tiny().name}))
     monkeypatch.setattr(runner, "loader", lambda _: lambda _: arrays())
     seen, log = [], Log()
 
@@ -162,7 +171,7 @@ def test_it_is_settled_before_the_first_run_begins(may, tmp_path, monkeypatch):
         [tiny()], CPU, tmp_path, watching=lambda: nullcontext(log), record_in={}, may_compile=may
     )
     (how,) = seen
-    assert how.of(tiny().label) == replace(CPU, compile=may)
+    assert how.of(tiny().name) == replace(CPU, compile=may)
     assert how.of("another") == CPU
     assert "compiled" not in how.as_dict()
     assert [tiny().label in message for message in log.messages] == [True] * may

@@ -19,6 +19,11 @@ def together(out, rows: tl.constexpr, columns: tl.constexpr):
     tl.store(out + tl.arange(0, rows), tl.arange(0, rows) + tl.arange(0, columns))
 
 
+@triton.jit
+def one(out, size: tl.constexpr):
+    tl.store(out + tl.arange(0, 1), tl.full((size,), 1, tl.int32))
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.float16, torch.int64], ids=str)
 def test_numbers_of_every_type(dtype):
     for rows, columns in ((4, 2), (2, 4), (4, 2)):  # seen before, the third time
@@ -35,5 +40,8 @@ def test_what_does_not_fit_is_refused_each_time():
             table[(1,)](out, 4, 3)
         with pytest.raises(Exception, match="incompatible dimensions"):
             together[(1,)](out, 4, 2)
+        one[(1,)](out, 1)
+        with pytest.raises(Exception, match="integer"):
+            one[(1,)](out, True)
         together[(1,)](out, 4, 4)
         assert out[:4].tolist() == [0, 2, 4, 6]

@@ -94,7 +94,7 @@ def test_a_name_is_no_file_and_a_wrong_one_says_which_there_are(capsys, monkeypa
             assert f"there is no {wrong}; " in line
             assert ", ".join(EXPECTED) in line
     with pytest.raises(ValueError, match="holds resnet56 with 'mssar', not resnet56 with 'none'"):
-        mssar.create_model("resnet56", weights="resnet56-mssar-cifar100")
+        mssar.create_model("resnet56", "none", weights="resnet56-mssar-cifar100")
 
 
 def test_commands_take_a_name(monkeypatch, tmp_path):

@@ -113,3 +113,32 @@ def test_half_a_line_among_the_records_does_not_count(tmp_path: Path, record: Re
     done = finish(made, made.runs[0], record)
     (tmp_path / "all.jsonl").write_text(done.as_line()[:-1])  # cut off by a full disk, say
     assert collect.collect(made) == ([done], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (".bashrc", "", "a file of records ends in .jsonl"),
+        ("link.jsonl", "", "a file of records ends in .jsonl"),  # to .bashrc
+        ("loop.jsonl", None, "it is a link that leads to itself"),
+        ("new/folder.jsonl", None, "there is no such folder"),
+        ("mine.jsonl", '{"text": "x"}\n', "it holds something else"),
+        ("mine.jsonl", "words\n", "it holds something else"),
+        ("mine.jsonl", b"\xff", "not text in UTF-8"),
+    ],
+)
+def test_a_strangers_sweep_adds_to_no_file_of_mine(
+    tmp_path, monkeypatch, record, name, content, said
+):
+    monkeypatch.chdir(tmp_path)
+    Path("link.jsonl").symlink_to(".bashrc")
+    Path("loop.jsonl").symlink_to("loop.jsonl")
+    if content is not None:
+        Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
+    made = begun(tmp_path, runs(1))
+    made.order.record_in.update({run.name: name for run in made.runs})
+    finish(made, made.runs[0], record)
+    before = {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
+    added, problems = collect.collect(made)
+    assert (added, problems) == ([], [f"{made.name}: nothing is recorded in {name}: {said}"])
+    assert {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before

@@ -1,5 +1,6 @@
 """What is said of a sweep: done, under way, stopped, cancelled, failed or lost."""
 
+import json
 import os
 import platform
 import signal
@@ -215,12 +216,25 @@ def test_who_is_told_to_stop_is_who_has_the_task_now(tmp_path: Path):
     assert made.held_by(0) is None
 
 
+def test_what_the_killed_left_behind_tells_nobody_to_stop(tmp_path: Path):
+    """Another process has its number by now, and the task is begun anew, or looked at."""
+    made = begun(tmp_path, runs(1))
+    holder = made.folder / ".task-0.holder"
+    stale = json.dumps({"host": platform.node(), "pid": 1})
+    holder.write_text(stale)
+    assert not made.is_taken(0)
+    assert not holder.exists()
+    holder.write_text(stale)
+    with held(made, 0):
+        assert made.held_by(0) == (platform.node(), os.getpid())
+
+
 def test_of_whom_nothing_is_known_nobody_is_told_to_stop(tmp_path: Path):
     made = begun(tmp_path, runs(1))
     made.handed_to(host=platform.node())
     with held(made, 0):
         (made.folder / ".task-0.holder").unlink()
-        with pytest.raises(ValueError, match="begins or ends just now; ask again"):
+        with pytest.raises(ValueError, match=r"begins or ends just now \(ask again\)"):
             status.cancel(made)
     assert not made.is_cancelled(0)
 

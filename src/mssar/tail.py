@@ -67,7 +67,7 @@ def tail(
 
 
 def _require_module(what: str, module: object) -> None:
-    if not isinstance(module, nn.Module) and not callable(module):
+    if isinstance(module, type) or not callable(module):
         raise ValueError(f"{what} is a module; got {module!r:.60}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -58,7 +59,7 @@ def append(path: Path, *added: str, unless: str | None = None) -> None:
     """Add lines, all or none of them, unless one with this text in it is there already."""
 
     def fresh(there: list[str]) -> tuple[str, ...]:
-        if unless is not None and any(unless in line and _is_whole(line) for line in there):
+        if unless is not None and any(unless in line and is_whole(line) for line in there):
             return ()
         return added
 
@@ -71,7 +72,7 @@ def add(path: Path, chosen: Callable[[list[str]], Sequence[str]]) -> None:
     The file is written anew: one that is added to in its place can be cut off within a line, by a
     power cut or before the eyes of whoever reads it. A lock keeps others from adding meanwhile.
     """
-    path = path.resolve()  # a link stays one, and has the lock of the file
+    path = Path(os.path.realpath(path))  # a link stays one, and has the lock of the file
     make_folder(path.parent)
     with FileLock(path.with_name(f".{path.name}.lock")):
         require_regular(path)
@@ -83,7 +84,7 @@ def add(path: Path, chosen: Callable[[list[str]], Sequence[str]]) -> None:
             write_whole(path, before + "".join(f"{line}\n" for line in added).encode())
 
 
-def _is_whole(line: str) -> bool:
+def is_whole(line: str) -> bool:
     """Half a record does not count as that record."""
     try:
         json.loads(line)

@@ -38,7 +38,7 @@ from mssar.surgery import foreign, initial
 Data: TypeAlias = Arrays | Folder
 Colours: TypeAlias = tuple[float, float, float]
 LONGEST = 100  # bytes of a network's name, and of its options, in a folder's (255 at most)
-_NAME = r"[a-zA-Z0-9][\w.-]{0,99}"  # of a data set
+_NAME = r"[a-zA-Z0-9][\w.-]{0,29}"  # of a data set
 PHOTOGRAPHS = ("imagefolder", "ilsvrc2012")
 USUAL_PLACE = "blocks"  # where layers are inserted, where nobody says
 GENERATOR = threading.RLock()  # held by whoever seeds torch's own; runs may be side by side
@@ -104,7 +104,7 @@ class Run:
         named = isinstance(self.dataset, str) and re.fullmatch(_NAME, self.dataset, re.ASCII)
         if not named:
             raise ValueError(
-                "a data set's name begins with a letter or a digit, and has up to 100 of these "
+                "a data set's name begins with a letter or a digit, and has up to 30 of these "
                 f"and of _ . -; got {self.dataset!r:.120}"
             )
         settled = settled_options(self.network, self.recalibration, self.options)

@@ -7,6 +7,7 @@ clock is asked, for those of two machines differ.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,12 +37,38 @@ def of(sweep: Sweep, runs: Iterable[Run]) -> tuple[dict[Run, Record], list[str]]
     return found, problems
 
 
-def into(sweep: Sweep, found: Mapping[Run, Record]) -> list[Record]:
-    """Add records to their files, unless they are there already; those that were added."""
+def into(sweep: Sweep, found: Mapping[Run, Record]) -> tuple[list[Record], list[str]]:
+    """Add records to their files, unless they are there already; those that were added, and what
+    is wrong with files."""
     files: dict[str, list[Record]] = {}
     for run, record in found.items():
         files.setdefault(sweep.order.record_in[run.name], []).append(record)
-    return [record for file, some in files.items() for record in _add(Path(file), some)]
+    added, problems = list[Record](), list[str]()
+    for file, some in files.items():
+        if problem := obstacle(Path(file)):
+            problems.append(f"{sweep.name}: nothing is recorded in {file}: {problem}")
+        else:
+            added += _add(Path(file), some)
+    return added, problems
+
+
+def obstacle(path: Path) -> str | None:
+    """Why no record is added to a file. Whoever asks how far a sweep is has records collected, and
+    a stranger may have written which file that is."""
+    place = Path(os.path.realpath(path))  # a link is what it leads to
+    if place.suffix != ".jsonl":
+        return "a file of records ends in .jsonl"
+    if place.is_symlink():
+        return "it is a link that leads to itself"
+    if not place.parent.is_dir():
+        return "there is no such folder"
+    try:
+        first = next(iter(lines.text(place).splitlines()), "") if place.exists() else ""
+    except ValueError as error:
+        return str(error)
+    known = not first or _readable([first])
+    begun = first.startswith("{") and not lines.is_whole(first)  # a record, cut off
+    return None if known or begun else "it holds something else"
 
 
 def _add(path: Path, found: Sequence[Record]) -> list[Record]:
@@ -74,4 +101,5 @@ def _readable(there: Iterable[str]) -> list[Record]:
 def collect(sweep: Sweep) -> tuple[list[Record], list[str]]:
     """Bring a sweep's records together; those that are new, and what is wrong with others."""
     found, problems = of(sweep, sweep.runs)
-    return into(sweep, found), problems
+    added, more = into(sweep, found)
+    return added, problems + more

@@ -85,7 +85,10 @@ def cancel(sweep: Sweep) -> None:
     pids = dict[int, int]()
     for task in states(sweep):
         if (holder := sweep.held_by(task)) is None:
-            raise ValueError(f"task {task} of {sweep.name} begins or ends just now; ask again")
+            raise ValueError(
+                f"task {task} of {sweep.name} does not say which process has it: it begins or ends "
+                "just now (ask again), or another version started it"
+            )
         host, pids[task] = holder
         if host != platform.node():
             raise ValueError(f"{sweep.name} works on {host}; cancel it there")

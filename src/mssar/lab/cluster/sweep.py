@@ -45,12 +45,6 @@ class Order:
     budget: float | None = None  # seconds, of each task
     tensorboard: bool = False
 
-    def __post_init__(self) -> None:
-        # Whoever asks for a sweep's status has records collected, and others may have written it.
-        for file in {*self.record_in.values()}:
-            if Path(file).resolve().suffix != ".jsonl":  # a link is what it leads to
-                raise ValueError(f"record_in: a file of records ends in .jsonl; got {file!r:.200}")
-
 
 @dataclass(frozen=True)
 class Note:
@@ -104,6 +98,7 @@ class Sweep:
         """
         holder = self._holder(task)
         with FileLock(self._lock(task)):
+            holder.unlink(missing_ok=True)  # of one that ended by force
             _write(holder, {"host": platform.node(), "pid": os.getpid()})
             try:
                 yield
@@ -113,6 +108,7 @@ class Sweep:
     def is_taken(self, task: int) -> bool:
         try:
             with FileLock(self._lock(task), blocking=False):
+                self._holder(task).unlink(missing_ok=True)  # of one that ended by force
                 return False
         except Timeout:
             return True

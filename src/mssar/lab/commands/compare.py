@@ -101,6 +101,8 @@ def compare(
     submission.check()
     how = submission.settled(how)
     how = replace(how, compile=bool(how.compile))  # as what is timed afterwards
+    if records and records.suffix != ".jsonl":
+        raise ValueError(f"--records is a file that ends in .jsonl; got {records}")
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = parse.seconds(time_budget)
     checksum = submission.checksum(dataset, data_dir)

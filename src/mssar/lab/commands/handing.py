@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mssar.lab.commands.console import counted, say
+from mssar.durable import make_folder
+from mssar.lab.commands.console import complain, counted, say
 from mssar.lab.commands.options import How
 from mssar.lab.commands.sweeps import gather
 
@@ -37,7 +38,7 @@ def hand_on(
 
     What is recorded is left out, and so is what another sweep is at.
     """
-    from mssar.lab.cluster import slurm
+    from mssar.lab.cluster import collect, slurm
     from mssar.lab.cluster import sweep as sweeps
 
     how = submission.settled(how)
@@ -50,6 +51,12 @@ def hand_on(
         options = slurm.parameters("mssar", minutes, how.device == "cuda", given)
         if not submission.dry_run:
             slurm.require()
+    for file in dict.fromkeys(record_in.values()):
+        if submission.dry_run:
+            break
+        make_folder(file.resolve().parent)
+        if problem := collect.obstacle(file):
+            raise ValueError(f"{file}: {problem}; name another --records")
     order = sweeps.Order(
         command=sys.argv[1:],
         runs=str(folder.resolve()),
@@ -106,7 +113,8 @@ def _locally(
 
     def look() -> None:
         found, _ = collect.of(sweep, outcome.left)
-        collect.into(sweep, found)
+        _, problems = collect.into(sweep, found)
+        complain(problems)
         for run, record in found.items():
             outcome.left.remove(run)
             outcome.records.append(record)

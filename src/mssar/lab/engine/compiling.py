@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def worth(
     budget: float | None = None,
     anew: bool = False,
 ) -> frozenset[str]:
-    """Labels of the networks that are compiled: of repeated blocks, on a GPU, with far to go.
+    """Names of the runs that are compiled: of repeated blocks, on a GPU, with far to go.
 
     Compiled code rounds otherwise, so what was begun goes on as it was begun, as far as that is
     known; and if not, it counts as a whole, as it did then.
@@ -47,26 +48,35 @@ def worth(
         return frozenset()
     if not _can_compile(execution.device):
         return frozenset()
-    begun = dict[str, bool]()
-    work = dict[str, float]()
-    macs = dict[str, int]()
+    compiled, paid = set[str](), set[str]()
+    undecided = defaultdict[str, list[Run]](list)
     for run in runs:
-        epochs, compiled = (0, None) if anew else _begun(folder / run.name)
+        epochs, before = (0, None) if anew else _begun(folder / run.name)
         if epochs >= run.recipe.epochs:
             continue
-        if compiled is not None:
-            begun[run.label] = begun.get(run.label, False) or compiled
-        data = load(run.dataset)
-        measured = run.recalibration in KINDS and not is_foreign(run.network)
-        if not measured or not isinstance(data, Arrays):
-            continue
-        if run.label not in macs:
-            macs[run.label] = _macs(run, data)
-        images = run.recipe.epochs * len(data.train.images)
-        work[run.label] = work.get(run.label, 0.0) + macs[run.label] * images
+        if before:
+            compiled.add(run.name)
+            paid.add(run.label)  # for others of that network, too
+        elif before is None:
+            undecided[run.label].append(run)
     long = budget is None or budget >= SHORTEST
-    pays = {label: long and done >= WORTH for label, done in work.items()}
-    return frozenset(label for label, compiled in (pays | begun).items() if compiled)
+    for label, some in undecided.items():
+        if long and _measured(some[0]) and (label in paid or _work(some, load) >= WORTH):
+            compiled.update(run.name for run in some)
+    return frozenset(compiled)
+
+
+def _measured(run: Run) -> bool:
+    return run.recalibration in KINDS and not is_foreign(run.network)
+
+
+def _work(runs: Sequence[Run], load: Callable[[str], Data]) -> float:
+    """Multiply-adds of runs of one network."""
+    sets = [(run, data) for run in runs if isinstance(data := load(run.dataset), Arrays)]
+    if not sets:
+        return 0.0
+    images = sum(run.recipe.epochs * len(data.train) for run, data in sets)
+    return float(_macs(*sets[0]) * images)
 
 
 def _begun(directory: Path) -> tuple[int, bool | None]:

@@ -33,7 +33,7 @@ class Execution:
     decode: str = "auto"  # where: auto, workers or gpu
     unreadable: float = 0.01  # share of photographs that may be left out
     threads: int = 0  # of a CPU, for a run that begins; 0: as many as suit it
-    compiled: frozenset[str] = frozenset()  # networks' labels: these are compiled in any case
+    compiled: frozenset[str] = frozenset()  # names of runs: these are compiled in any case
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -48,9 +48,9 @@ class Execution:
         if self.precision == "tf32" and self.device.type != "cuda":
             raise ValueError("precision tf32 needs a CUDA device; a CPU has bf16 and fp32")
 
-    def of(self, label: str) -> Execution:
-        """That of one network."""
-        compiles = self.compile or label in self.compiled
+    def of(self, name: str) -> Execution:
+        """That of one run."""
+        compiles = self.compile or name in self.compiled
         return replace(self, compile=compiles, compiled=frozenset())
 
     @property

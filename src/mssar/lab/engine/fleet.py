@@ -283,7 +283,7 @@ class _Fleet:
         made = Training(
             run,
             self.load(run.dataset),
-            self.execution.of(run.label),
+            self.execution.of(run.name),
             self.folder / run.name,
             self.observer,
             world=self.world,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 
 ADVICE = "a smaller --batch or --fleet needs less"
@@ -19,6 +20,8 @@ def lacking(error: BaseException) -> str | None:
 def _lacks(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 

@@ -76,7 +76,7 @@ def carry_out(
         ready = time.monotonic() - begun
         with watching() if world.leads else nullcontext(Observer()) as observer:
             if how.compiled:
-                names = ", ".join(sorted(how.compiled))
+                names = ", ".join(sorted({r.label for r in runs if r.name in how.compiled}))
                 observer.said(f"compiled first, in a minute or so (--no-compile: not): {names}")
             outcome = train(
                 runs,

@@ -56,6 +56,8 @@ class Stacking:
                 break
             if other in self.alone or not other.differs_in_seed_or_data(run):
                 continue
+            if self.execution.of(other.name) != self.execution.of(run.name):
+                continue  # one is compiled, and the other was begun otherwise
             if self._fits(other, data, place):
                 found.append(other)
         for other in found:
@@ -80,7 +82,7 @@ class Stacking:
             classes.append(len(data.classes))
             networks.append(run.begun(classes[-1]))
             feeds.append(arrays_feed(data, resident, recipe, run.seed, device, self.world))
-        how = self.execution.of(runs[0].label)
+        how = self.execution.of(runs[0].name)
         learner = StackLearner(networks, feeds, classes, recipe, how)
         return [Member(learner, feed, which) for which, feed in enumerate(feeds)]
 
