@@ -1,5 +1,6 @@
 """Networks that are trained as one: the same numbers as each by itself, but for rounding."""
 
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,12 @@ def test_a_folder_that_cannot_be_read_is_its_own_runs_trouble(tmp_path):
     assert [record.execution["stacked"] for record in outcome.records] == [2, 2]
     (said,) = outcome.failures
     assert str(broken.parent) in said
+
+
+def test_runs_are_one_only_if_all_are_compiled_or_none():
+    runs, data = [tiny(seed) for seed in range(4)], arrays()
+    how = replace(CPU, compiled=frozenset({runs[1].name, runs[3].name}))
+    stacking = fleet.Stacking(4, lambda _: data, how, Path("nowhere"), World(), anew=True)
+    waiting = deque(runs[1:])
+    assert stacking.mates(runs[0], waiting, 4) == [runs[2]]
+    assert list(waiting) == [runs[1], runs[3]]
