@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 demo: .venv/lab
 	$(BIN)/mssar demo
 
-# Minutes. `check` is everything, half an hour and more, and what must pass before a change lands.
+# Minutes. `check` is everything, a quarter of an hour and more, and what must pass before a change lands.
 test: lint types contracts quick
 
 check: lint types contracts unit

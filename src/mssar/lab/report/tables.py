@@ -96,7 +96,7 @@ def paper_tables(records: Iterable[Record]) -> list[Table]:
         rows = zip(paper_rows(states), states, strict=True)
         remarked = tuple(
             replace(row, remark="; ".join(filter(None, (row.remark, WEIGHT_DECAY))))
-            if _as_much(state, groups)
+            if row.claim and row.claim.against == "none" and _as_much(state, groups)
             else row
             for row, state in rows
         )
