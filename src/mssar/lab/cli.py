@@ -84,7 +84,7 @@ def _version(wanted: bool) -> None:
 def command(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001, its callback answers
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Multi-scale spatially-asymmetric recalibration for image classifiers."""

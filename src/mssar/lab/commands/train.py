@@ -71,8 +71,9 @@ def train(
     recalibration: Annotated[
         str | None,
         typer.Option(
-            help="none, se, mssar, or several: none,mssar. Also those of `mssar compare`.",
-            show_default="none",
+            help="none (by default), se, mssar, or several: none,mssar. Also those of "
+            "`mssar compare`.",
+            show_default=False,
         ),
     ] = None,
     where: Annotated[
