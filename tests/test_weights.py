@@ -173,7 +173,8 @@ def test_what_else_is_no_file_of_weights(tmp_path, unchecked):
         mssar.create_model("resnet8", weights="nowhere.safetensors")
     with pytest.raises(ValueError, match=r"weights is a safetensors file, or one of .*; got True"):
         unchecked.create_model("resnet8", weights=True)
-    for note in ("{", "[1]", '{"network": "resnet8"}'):
+    nameless = '{"network": "resnet8", "recalibration": ["mssar"], "options": {}}'
+    for note in ("{", "[1]", '{"network": "resnet8"}', nameless):
         safetensors.torch.save_file({"x": torch.zeros(1)}, "x.safetensors", {NOTE: note})
         with pytest.raises(ValueError, match=r"x.safetensors: its note cannot be read"):
             mssar.create_model("resnet8", weights="x.safetensors")

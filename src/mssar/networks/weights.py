@@ -144,7 +144,9 @@ def _note(notes: Mapping[str, str], path: Path) -> dict[str, Any] | None:
             return None
         if not isinstance(found["options"], dict):
             raise TypeError("options is no mapping")
-        _ = found["network"], found["recalibration"]
+        for name in ("network", "recalibration"):
+            if not isinstance(found[name], str):
+                raise TypeError(f"{name} is no name")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: its note cannot be read ({error!r:.200})") from None
     return dict(found)

@@ -8,16 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mssar.kernels.tail.call import (
-    BETA,
-    GAMMA,
-    INTERCEPT,
-    MEAN,
-    RSTD,
-    SLOPE,
-    TABLE,
-    VARIANCE,
-)
+from mssar.kernels.tail.call import BETA, GAMMA, INTERCEPT, MEAN, RSTD, SLOPE, TABLE, VARIANCE
 
 if TYPE_CHECKING:
     from mssar.kernels.tail.plan import Plan

@@ -51,9 +51,7 @@ def hand_on(
         options = slurm.parameters("mssar", minutes, how.device == "cuda", given)
         if not submission.dry_run:
             slurm.require()
-    for file in dict.fromkeys(record_in.values()):
-        if submission.dry_run:
-            break
+    for file in dict.fromkeys(() if submission.dry_run else record_in.values()):
         make_folder(file.resolve().parent)
         if problem := collect.obstacle(file):
             raise ValueError(f"{file}: {problem}; name another --records")
