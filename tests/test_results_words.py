@@ -10,11 +10,14 @@ from test_results import PAGES, ROOT
 
 from mssar.lab import records, timings
 from mssar.lab.experiments import paper
-from mssar.lab.report.groups import claim
+from mssar.lab.report.content import Claim
+from mssar.lab.report.groups import claim, judged, side
 from mssar.lab.report.phrases import asset, plus_minus
 from mssar.lab.report.welch import margin
 
 RECORDS = records.read(ROOT / "records")
+NETWORKS = ("resnet20", "resnet32", "resnet56")
+PAIRS = (("se", "none"), ("mssar", "se"), ("mssar", "none"))
 
 
 def recorded(
@@ -28,6 +31,15 @@ def recorded(
         and r.run["options"].get("reduction", 1) == reduction
         and r.run["recipe"]["weight_decay"] == weight_decay
     ]
+
+
+def mean_gain(ours: str, theirs: str, dataset: str) -> Claim:
+    """Over the three networks."""
+    pairs = [
+        (side(recorded(network, ours, dataset)), side(recorded(network, theirs, dataset)))
+        for network in NETWORKS
+    ]
+    return judged(theirs, None, *pairs)
 
 
 def published(table: tuple, network: str, kind: str, dataset: str) -> float:
@@ -55,27 +67,27 @@ def test_what_is_said_of_the_tables_follows_from_the_records():
     small, large, ten = gain("resnet20"), gain("resnet56"), gain("resnet56", "cifar10")
     assert (small.verdict, large.verdict, ten.verdict) == ("holds", "holds", "holds")
     told = [plus_minus(one.gain, one.margin) for one in (large, ten)]
-    assert f"the error by {told[0]} points on CIFAR-100 and by {told[1]} on CIFAR-10" in readme
+    assert f"with the paper, it gains {told[0]} and {told[1]} (the paper: " in readme
     assert f"In ResNet-56 by {large.gain:.2f} points on CIFAR-100, which is what the paper" in page
     assert f"and by {ten.gain:.2f} on CIFAR-10, where the paper's 0.93 lies in our interval" in page
     assert ten.gain - ten.margin < 0.93 < ten.gain + ten.margin
-    assert f"in ResNet-20 by {small.gain:.2f}, which is more" in page
+    assert f"in ResNet-20 by {small.gain:.2f} on CIFAR-100, which is more" in page
 
     cell = ("resnet56", "none", "cifar100")
     main, scales = (published(table, *cell) for table in (paper.TABLE3, paper.TABLE4))
     ours = published(paper.TABLE3, "resnet56", "mssar", "cifar100")
     less = [published(paper.TABLE3, "resnet56", kind, "cifar10") for kind in ("none", "mssar")]
-    assert f"the paper reports {main - ours:.2f} and {less[0] - less[1]:.2f}" in readme
+    assert f"(the paper: {main - ours:.2f} and {less[0] - less[1]:.2f})" in readme
     assert round(main - ours, 2) == round(large.gain, 2)
     mean, spread = fmean(errors(*cell)), stdev(errors(*cell))
     assert f"{scales} ± 0.14, in its table of scales, where the main table says {main}." in page
     assert f"Our {mean:.2f} ± {spread:.2f} is {mean - scales:.1f} points above that" in page
-    assert mean - scales < margin(spread, len(errors(*cell)), 0.14, 3)
+    assert mean - scales < margin((spread, len(errors(*cell))), (0.14, 3))
     assert f"With {scales} the paper's own gain would be {scales - ours:.2f} points" in page
     assert scales - ours < large.gain + large.margin
     assert published(paper.TABLE3, "resnet32", "mssar", "cifar100") == scales
     theirs = errors("resnet56", "mssar", "cifar100")
-    over, wide = fmean(theirs) - ours, margin(stdev(theirs), len(theirs), 0.21, 3)
+    over, wide = fmean(theirs) - ours, margin((stdev(theirs), len(theirs)), (0.21, 3))
     assert f"With MS-SAR both tables say {ours}, ± 0.21; ours is higher by " in page
     assert f"by {over:.2f} ± {wide:.2f}, Welch's interval" in page
     assert round(over, 1) == round(mean - main, 1) == 0.5
@@ -103,17 +115,95 @@ def test_what_is_said_of_the_tables_follows_from_the_records():
             (network, dataset, ours, other): claim(
                 other, *(recorded(network, kind, dataset) for kind in (ours, other)), None
             ).verdict
-            for network, dataset in product(("resnet20", "resnet56"), ("cifar10", "cifar100"))
-            for ours, other in (("mssar", "se"), ("mssar", "none"), ("se", "none"))
+            for network, dataset in product(NETWORKS, ("cifar10", "cifar100"))
+            for ours, other in PAIRS
         }
-        for network, other in product(("resnet20", "resnet56"), ("se", "none")):
-            assert verdicts[network, "cifar100", "mssar", other] == "holds"
-        assert "on CIFAR-100 MS-SAR ends below SE and none;" in said
-        for network, found in (("resnet20", "none"), ("resnet56", "holds")):
+        for network in NETWORKS:
+            assert verdicts[network, "cifar100", "mssar", "none"] == "holds"
+            found = verdicts[network, "cifar100", "mssar", "se"]
+            assert found == ("none" if network == "resnet32" else "holds")
+        assert "on CIFAR-100 MS-SAR ends below none and SE, in ResNet-32 not beyond chan" in said
+        for network in NETWORKS:
             assert verdicts[network, "cifar10", "mssar", "se"] == "none"
             for ours in ("mssar", "se"):
+                found = "none" if network == "resnet20" else "holds"
                 assert verdicts[network, "cifar10", ours, "none"] == found
-        assert "on CIFAR-10 it ends with SE, within chance, and in ResNet-56 both end bel" in said
+        assert "on CIFAR-10 it ends with SE, within chance, and in ResNet-32 and R" in said
+        assert said.endswith("and in ResNet-32 and ResNet-56 both end below none.")
+
+
+def test_what_is_said_of_the_mean_follows_from_the_records():
+    readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
+    gains = {
+        (*pair, dataset): mean_gain(*pair, dataset)
+        for pair, dataset in product(PAIRS, ("cifar10", "cifar100"))
+    }
+    told = {cell: plus_minus(one.gain, one.margin) for cell, one in gains.items()}
+    theirs = {
+        dataset: fmean(
+            published(paper.TABLE3, network, "none", dataset)
+            - published(paper.TABLE3, network, "mssar", dataset)
+            for network in NETWORKS
+        )
+        for dataset in ("cifar10", "cifar100")
+    }
+    none = told["mssar", "none", "cifar100"], told["mssar", "none", "cifar10"]
+    for text, paper_has in ((readme, "the paper reports"), (page, "The paper has")):
+        said = f"by {none[0]} points on CIFAR-100 and by {none[1]} on CIFAR-10"
+        assert said in text
+        assert f"{paper_has} {theirs['cifar100']:.2f} and {theirs['cifar10']:.2f}" in text
+    assert f"it gains {told['mssar', 'se', 'cifar100']} points on CIFAR-100;" in readme
+    assert f"no difference beyond chance ({told['mssar', 'se', 'cifar10']})" in readme
+    assert f"in the mean by {told['mssar', 'se', 'cifar100']} points, and" in page
+    assert f"in the mean {told['mssar', 'se', 'cifar10']} points." in page
+    assert (
+        f"gains {told['se', 'none', 'cifar10']} points on CIFAR-10 and "
+        f"{told['se', 'none', 'cifar100']} on CIFAR-100, in the mean" in page
+    )
+    for cell, one in gains.items():
+        assert one.verdict == ("none" if cell == ("mssar", "se", "cifar10") else "holds")
+
+
+def test_what_is_said_of_resnet32_follows_from_the_records():
+    page = (ROOT / "docs" / "results.md").read_text()
+    gains = []
+    for dataset in ("cifar100", "cifar10"):
+        one = claim("", *(recorded("resnet32", kind, dataset) for kind in ("mssar", "none")), None)
+        cells = (published(paper.TABLE3, "resnet32", kind, dataset) for kind in ("none", "mssar"))
+        less = next(cells) - next(cells)
+        assert abs(one.gain - less) < one.margin
+        gains.append((one.gain, less))
+    (hundred, theirs), (ten, less) = gains
+    assert f"in ResNet-32 by {hundred:.2f} and {ten:.2f}, and the paper's {theirs:.2f} and" in page
+    assert f"{theirs:.2f} and {less:.2f} lie in our intervals, the latter at its very end" in page
+    over = claim("", *(recorded("resnet32", kind, "cifar100") for kind in ("mssar", "se")), None)
+    assert over.verdict == "none"
+    assert f"in ResNet-32 {plus_minus(over.gain, over.margin)}, which may be chance" in page
+
+    def above(network: str, kind: str, dataset: str) -> str:
+        found = fmean(r.error for r in recorded(network, kind, dataset))
+        return f"{found - published(paper.TABLE3, network, kind, dataset):.1f}"
+
+    ours = [above("resnet32", "mssar", dataset) for dataset in ("cifar10", "cifar100")]
+    assert f"with MS-SAR is {ours[0]} points above the paper on CIFAR-10 and {ours[1]} on" in page
+    bare = [above("resnet32", "none", dataset) for dataset in ("cifar10", "cifar100")]
+    assert (
+        f"it is {bare[0].lstrip('-')} points below the paper on CIFAR-10 and {bare[1]} abo" in page
+    )
+    assert bare[0].startswith("-")
+    of_all = [[above(network, k, "cifar100") for network in NETWORKS] for k in ("none", "mssar")]
+    assert (
+        "the more: {}, {} and {} points. With MS-SAR it is {}, {} and {}.".format(
+            *of_all[0], *of_all[1]
+        )
+        in page
+    )
+    stopped = {
+        (r.run["recalibration"], r.interruptions, r.code["commit"][:7], r.code["changed"])
+        for r in RECORDS
+        if r.run["network"] == "resnet32"
+    }
+    assert stopped == {(kind, 1, "9c8354d", False) for kind in ("none", "se", "mssar")}
 
 
 def test_figures_have_the_colours_of_the_page_and_say_how_many_runs():
@@ -121,7 +211,7 @@ def test_figures_have_the_colours_of_the_page_and_say_how_many_runs():
     hues = [re.findall(rf"--{k}: (#\w+);", asset("page.css"))[0] for k in ("none", "se", "mssar")]
     used = set(re.findall(r"stroke: (#\w{6})", drawn)) - {"#000000", "#ffffff"}
     assert used == set(hues)
-    for network, dataset in product(("resnet20", "resnet56"), ("cifar10", "cifar100")):
+    for network, dataset in product(NETWORKS, ("cifar10", "cifar100")):
         for kind, name in (("none", "none"), ("se", "SE"), ("mssar", "MS-SAR")):
             found = [r.error for r in recorded(network, kind, dataset)]
             assert f">{name} {fmean(found):.2f} (n={len(found)})<" in drawn
@@ -141,42 +231,51 @@ def chance(ours: list, theirs: list) -> float:
 def test_what_is_said_of_chance_follows_from_the_records():
     page = (ROOT / "docs" / "results.md").read_text()
     table = page.split("<!-- results: differences -->")[1].split("<!-- end")[0]
-    assert table.count("against") == 16
-    assert "and this table has sixteen. Five differences would also be" in page
+    assert table.count("against") == 28
+    assert "and this table has 28. Eight differences would also be" in page
+    assert f"(Bonferroni, p below {0.05 / 28:.4f})" in page
     found = {}
-    for network, dataset in product(("resnet20", "resnet56"), ("cifar10", "cifar100")):
+    for network, dataset in product(NETWORKS, ("cifar10", "cifar100")):
         none, se, ours = (recorded(network, kind, dataset) for kind in ("none", "se", "mssar"))
         narrow = recorded(network, "mssar", dataset, reduction=3)
         pairs = {"se none": (se, none), "ours se": (ours, se), "ours none": (ours, none)}
-        for name, pair in (pairs | {"ours narrow": (ours, narrow)}).items():
+        pairs |= {"ours narrow": (ours, narrow)} if narrow else {}
+        for name, pair in pairs.items():
             found[network, dataset, name] = chance(*pair)
-    beyond = {cell: f"{p:.4f}" for cell, p in found.items() if p < 0.05 / len(found)}
+    for dataset, (ours, theirs) in product(("cifar10", "cifar100"), PAIRS):
+        name = f"{ours} {theirs}".replace("mssar", "ours")
+        found["mean", dataset, name] = mean_gain(ours, theirs, dataset).p
+    assert len(found) == 28
+    beyond = {cell: f"{p:.1g}" for cell, p in found.items() if p < 0.05 / len(found)}
     assert beyond == {
+        ("mean", "cifar100", "ours none"): "2e-08",
+        ("mean", "cifar100", "ours se"): "2e-06",
+        ("mean", "cifar100", "se none"): "0.0009",
         ("resnet56", "cifar10", "ours none"): "0.0002",
-        ("resnet20", "cifar100", "ours none"): "0.0016",
-        ("resnet56", "cifar100", "ours none"): "0.0022",
         ("resnet56", "cifar10", "se none"): "0.0008",
         ("resnet56", "cifar100", "ours se"): "0.0008",
+        ("resnet32", "cifar100", "ours none"): "0.001",
+        ("resnet20", "cifar100", "ours none"): "0.002",
     }
-    assert "(p = 0.0002) and in either network on CIFAR-100 (0.002)," in page
-    assert "MS-SAR against SE on CIFAR-100 (both 0.0008)" in page
-    assert found["resnet56", "cifar100", "ours none"] > 0.05 / 24
-    assert "ResNet-56 against none on CIFAR-100, p = 0.0022, would not be among them" in page
-    few = [f"{found['resnet20', 'cifar100', name]:.3f}" for name in ("se none", "ours se")]
-    assert few == ["0.015", "0.015"]
-    assert "p is 0.015 for both comparisons with SE" in page
+    assert "(MS-SAR against none p = 2·10⁻⁸ and against SE 2·10⁻⁶, SE against none 0.0009)" in page
+    small = [f"{found[network, 'cifar100', 'ours none']:.4f}" for network in NETWORKS]
+    assert f"in ResNet-20 and ResNet-32 ({small[0]} and {small[1]})" in page
+    assert "against SE in ResNet-56 (0.0008); on CIFAR-10 MS-SAR and SE against none in " in page
+    assert "in ResNet-56 (0.0002 and 0.0008). ResNet-56" in page
+    assert f"ResNet-56 against none on CIFAR-100, p = {small[2]}, just misses that" in page
+    assert f"which is less certain (p = {found['resnet20', 'cifar100', 'ours se']:.3f})" in page
     assert f"only just (p = {found['resnet56', 'cifar10', 'ours narrow']:.4f})" in page
 
 
 def test_what_is_said_of_se_and_of_the_width_follows_from_the_records():
-    readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
+    page = (ROOT / "docs" / "results.md").read_text()
     for dataset, near, far in (("cifar10", 0.06, "better"), ("cifar100", 0.15, "worse")):
         none, se, ours = (recorded("resnet56", kind, dataset) for kind in ("none", "se", "mssar"))
         over, before = claim("", ours, se, None), claim("", se, none, None)
         (row,) = (r for r in paper.TABLE4 if r.network == "resnet56" and
                   r.options.get("scales") == (1,))  # fmt: skip
         theirs, errors = row.errors[dataset], [r.error for r in se]
-        wide = margin(stdev(errors), len(errors), near, 3)
+        wide = margin((stdev(errors), len(errors)), (near, 3))
         off = abs(fmean(errors) - theirs)
         assert off > wide
         assert f"{off:.2f} ± {wide:.2f} {'points ' * (far == 'better')}{far} than" in page
@@ -185,10 +284,9 @@ def test_what_is_said_of_se_and_of_the_width_follows_from_the_records():
         told = plus_minus(over.gain, over.margin)
         if dataset == "cifar100":
             assert (over.verdict, before.verdict) == ("holds", "none")
-            assert f"in ResNet-56 by {over.gain:.2f} points." in page
+            assert f"and in ResNet-56 by {over.gain:.2f} points." in page
             said = plus_minus(before.gain, before.margin).replace("-", "−")
             assert f"that we could see ({said})" in page
-            assert f"it gains {told} points on CIFAR-100" in readme
             small = claim("", *(recorded("resnet20", k, dataset) for k in ("mssar", "se")), None)
             assert f"In ResNet-20 it is {small.gain:.2f} points" in page
         else:
@@ -206,15 +304,16 @@ def test_what_is_said_of_se_and_of_the_width_follows_from_the_records():
         lower.append(round(narrow - ours, 1))
         assert narrow > ours > published(paper.TABLE3, network, "mssar", dataset)  # "further"
     assert (min(lower), max(lower)) == (0.1, 0.4)
-    fitted = {
-        kind: [
-            replace(r, error=r.epochs[-1].train_error)
-            for r in recorded("resnet20", kind, "cifar100")
-        ]
-        for kind in ("none", "se", "mssar")
-    }  # "SE fits the training set best", beyond chance
-    for other in ("none", "mssar"):
-        assert claim("", fitted["se"], fitted[other], None).verdict == "holds"
+    for network in ("resnet20", "resnet32"):  # "SE fits the training set best", beyond chance
+        fitted = {
+            kind: [
+                replace(r, error=r.epochs[-1].train_error)
+                for r in recorded(network, kind, "cifar100")
+            ]
+            for kind in ("none", "se", "mssar")
+        }
+        for other in ("none", "mssar"):
+            assert claim("", fitted["se"], fitted[other], None).verdict == "holds"
 
 
 def test_records_come_from_clean_commits_but_for_those_that_the_page_names():
@@ -239,7 +338,7 @@ def test_what_is_said_of_the_networks_on_cifar10_follows_from_the_records():
         theirs = published(paper.TABLE4, "resnet56", kind, "cifar10")
         assert theirs == published(paper.TABLE3, "resnet56", kind, "cifar10")
         assert words.format(plus_minus(fmean(found), stdev(found)), theirs, spread) in page
-        wide.append((fmean(found) - theirs, margin(stdev(found), len(found), spread, 3)))
+        wide.append((fmean(found) - theirs, margin((stdev(found), len(found)), (spread, 3))))
     (first, close), (second, near) = wide
     assert f"Both differences, {first + 1e-9:.2f} and {second:.2f} points, are within" in page
     assert f"Welch's interval (± {close:.2f} and {near:.2f}, if" in page
@@ -258,7 +357,7 @@ def test_what_is_said_of_the_weight_decay_follows_from_the_records():
     assert f"which takes it {31.87 - mean:.1f} points below the paper's 31.87" in page
     assert f"no difference beyond chance left ({plus_minus(left.gain, left.margin)} points)" in page
     told = plus_minus(mean, stdev(r.error for r in more))
-    assert f"gives ResNet-20 without recalibration {told} %," in readme
+    assert f"gives {told} % without recalibration," in readme
     recipes = [{**rs[0].run["recipe"], "weight_decay": None} for rs in (more, none)]
     assert recipes[0] == recipes[1]  # "otherwise by the same recipe"
 

@@ -40,7 +40,7 @@ def draw(file: Path, panels: Sequence[Panel]) -> None:
     columns = 3 if len(panels) % 2 else 2
     down = math.ceil(len(panels) / columns)
     figure, grid = plt.subplots(
-        down, columns, figsize=(WIDTH, 3.1 * down), layout="constrained", squeeze=False
+        down, columns, figsize=(WIDTH, 2.35 * down), layout="constrained", squeeze=False
     )
     axes = [axis for row in grid for axis in row]
     for axis in axes[len(panels) :]:
@@ -56,16 +56,18 @@ def draw(file: Path, panels: Sequence[Panel]) -> None:
             label = f"{line.name} {mean[-1]:.2f} (n={len(line.runs)})"
             axis.plot(number, mean, color=line.colour, linewidth=1.2, label=label)
         axis.set_title(panel.title, fontsize=SIZE)
-        axis.set_xlabel("epoch")
         axis.set_xlim(1, 160)
         axis.set_xticks(range(40, 161, 40))
         axis.set_ylim(panel.errors)
         axis.legend(
-            title="at the end, %", loc="upper right", frameon=False, handlelength=1.2,
-            borderaxespad=0, labelspacing=0.3, fontsize=SIZE, title_fontsize=SIZE,
+            loc="upper right", frameon=False, handlelength=1.2,
+            borderaxespad=0, labelspacing=0.3, fontsize=SIZE,
         )  # fmt: skip
         axis.spines[["top", "right"]].set_visible(False)
     for row in grid:
         row[0].set_ylabel("test error, %")
+    for axis in grid[-1]:
+        axis.set_xlabel("epoch")
+    figure.suptitle("Test errors over training, and their means at the end", fontsize=SIZE)
     figure.patch.set_facecolor("white")
     figure.savefig(file, metadata={"Date": None})

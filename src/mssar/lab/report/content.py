@@ -74,13 +74,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much lower the error of a network is with MS-SAR."""
+    """How much lower the error of a network is with MS-SAR, or that of several in the mean."""
 
     network: str
     dataset: str
     claim: Claim  # with its interval
     runs: tuple[str, ...]  # with MS-SAR; ids
     remark: str = ""
+    networks: int = 1
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@ drawn as points with their intervals. Lengths in pixels."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from mssar.lab.report.content import Claim, Difference, Row, Table
@@ -18,31 +20,64 @@ SE = "mssar scales=1"  # as the table of scales calls it
 
 
 def differences(made: Sequence[Table]) -> list[Difference]:
-    """Of the main table's networks, the deepest first; where there are runs enough of both."""
+    """Of the main table's networks, the deepest first, where there are runs enough of both; and
+    before them the means of several."""
     rows = {table.name: [row for row in table.rows if row.n] for table in made}
     main = rows.get("table3", [])
     ours = [row for row in main if row.recalibration == "mssar" and not row.additional]
     networks = list(dict.fromkeys(row.network for row in ours))
     ours.sort(key=lambda row: -networks.index(row.network))
-    return [
-        Difference(row.network, row.dataset, claim, row.runs, row.remark)
+    found = [
+        (Difference(_name(row), row.dataset, claim, row.runs, row.remark), row, other)
         for row in ours
-        for claim in _claims(row, main, rows.get("table4", []))
+        for claim, other in _claims(row, main, rows.get("table4", []))
         if claim.margin is not None
     ]
+    return [*_means(found), *(one for one, _, _ in found)]
 
 
-def _claims(row: Row, main: Sequence[Row], scales: Sequence[Row]) -> Iterator[Claim]:
+def _name(row: Row) -> str:
+    return f"{row.network} {row.options}".rstrip()
+
+
+def _claims(
+    row: Row, main: Sequence[Row], scales: Sequence[Row]
+) -> Iterator[tuple[Claim, Row | None]]:
+    """And the row of the main table that it is about."""
+    others = {
+        other.recalibration: other
+        for other in main
+        if (other.network, other.dataset) == (row.network, row.dataset)
+    }
     if row.claim:
-        yield row.claim
+        yield row.claim, others.get(row.claim.against)
+    se = others.get("se")
     for other in scales:  # the paper's own comparison, where there is one
         if other.runs == row.runs and other.claim and other.claim.against == SE:
-            yield Claim(**{**vars(other.claim), "against": "se"})
+            yield Claim(**{**vars(other.claim), "against": "se"}), se
             return
-    for other in main:
-        same = (other.network, other.dataset) == (row.network, row.dataset)
-        if same and other.recalibration == "se":
-            yield judged("se", None, _side(row), _side(other))
+    if se:
+        yield judged("se", None, (_side(row), _side(se))), se
+
+
+def _means(found: Sequence[tuple[Difference, Row, Row | None]]) -> Iterator[Difference]:
+    """Over all networks that are compared with the same on the same data."""
+    alike = defaultdict[tuple[str, str], list[tuple[Difference, Row, Row]]](list)
+    for one, row, other in found:
+        if other and not row.options:
+            alike[one.dataset, one.claim.against].append((one, row, other))
+    for (dataset, against), some in alike.items():
+        if len(some) > 1:
+            papers = [one.claim.published for one, _, _ in some]
+            known = [paper for paper in papers if paper is not None]
+            claim = judged(
+                against,
+                fmean(known) if len(known) == len(papers) else None,
+                *((_side(row), _side(other)) for _, row, other in some),
+            )
+            runs = tuple(run for one, _, _ in some for run in one.runs)
+            name = f"mean of {len(some)} networks"
+            yield Difference(name, dataset, claim, runs, networks=len(some))
 
 
 def _side(row: Row) -> Side:

@@ -26,7 +26,9 @@ def claims(made: Sequence[Table], drawn: Sequence[Difference] = ()) -> list[str]
 
 
 def _all(drawn: Sequence[Difference]) -> list[str]:
-    """Where the error is lower, or higher, beyond chance: than without, and than with SE."""
+    """What several networks gain in the mean; where the error is lower, or higher, beyond chance:
+    than without, and than with SE."""
+    means, drawn = ([one for one in drawn if (one.networks > 1) == more] for more in (True, False))
     said = []
     for verdict, how in (("holds", "lower"), ("reversed", "higher")):
         for against, other in (("none", "without recalibration"), ("se", "with SE")):
@@ -41,7 +43,26 @@ def _all(drawn: Sequence[Difference]) -> list[str]:
                     f"With MS-SAR the error is {how} than {other}, beyond chance, in "
                     f"{len(where)} of {len(of)} cases: {', '.join(where)}."
                 )
-    return said or ["Between MS-SAR and the others no difference is beyond chance."] * bool(drawn)
+    none = ["Between MS-SAR and the others no difference is beyond chance."] * bool(drawn)
+    return [*_mean(means), *(said or none)]
+
+
+def _mean(means: Sequence[Difference]) -> list[str]:
+    """A sentence a data set."""
+    said = []
+    for dataset, networks in dict.fromkeys((one.dataset, one.networks) for one in means):
+        some = [one.claim for one in means if (one.dataset, one.networks) == (dataset, networks)]
+        told = [
+            f"{plus_minus(claim.gain, claim.margin)} points lower than "
+            f"{'with SE' if claim.against == 'se' else 'without recalibration'}"
+            f"{', which may be chance' if claim.verdict == 'none' else ''}"
+            for claim in some
+        ]
+        said.append(
+            f"On {_data(dataset)} the error with MS-SAR, in the mean of {networks} networks, is "
+            f"{' and '.join(told)} (95\u00a0% intervals)."
+        )
+    return said
 
 
 def _finding(row: Row, claim: Claim, gain: float) -> str:
@@ -148,7 +169,7 @@ def _apart(row: Compared, best: Compared) -> bool:
     """Whether two rows differ by more than chance; unknown counts as no."""
     if row.spread is None or best.spread is None:
         return False
-    return row.mean - best.mean > margin(row.spread, row.n, best.spread, best.n)
+    return row.mean - best.mean > margin((row.spread, row.n), (best.spread, best.n))
 
 
 def _verdict(row: Row, claim: Claim) -> list[str]:

@@ -137,7 +137,7 @@ def claim(
     ours, theirs = list(ours), list(theirs)
     if not ours or not theirs:
         return Claim(against, published, None, None, "open")
-    return judged(against, published, *(_side([r.error for r in side]) for side in (ours, theirs)))
+    return judged(against, published, (side(ours), side(theirs)))
 
 
 class Side(NamedTuple):
@@ -148,16 +148,18 @@ class Side(NamedTuple):
     n: int
 
 
-def _side(errors: list[float]) -> Side:
+def side(records: Iterable[Record]) -> Side:
+    errors = [record.error for record in records]
     return Side(fmean(errors), stdev(errors) if len(errors) > 1 else 0.0, len(errors))
 
 
-def judged(against: str, published: float | None, ours: Side, theirs: Side) -> Claim:
-    gain = theirs.mean - ours.mean
+def judged(against: str, published: float | None, *pairs: tuple[Side, Side]) -> Claim:
+    """Ours and theirs; of several pairs the mean difference, to which all count alike."""
+    gain = fmean(theirs.mean - ours.mean for ours, theirs in pairs)
+    sides = [(side.spread, side.n) for pair in pairs for side in pair]
     # Runs that all came out alike do not say how far others would be apart.
-    if min(ours.n, theirs.n) < ENOUGH or not (ours.spread or theirs.spread):
+    if min(n for _, n in sides) < ENOUGH or not any(spread for spread, _ in sides):
         return Claim(against, published, gain, None, "unclear")
-    sides = (ours.spread, ours.n, theirs.spread, theirs.n)
     chance = margin(*sides)
     verdict: Verdict = "none" if abs(gain) <= chance else "holds" if gain > 0 else "reversed"
     return Claim(against, published, gain, chance, verdict, p_value(gain, *sides))

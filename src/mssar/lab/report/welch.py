@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 LEVEL = 0.95
 
 
-def margin(spread: float, n: int, other_spread: float, other_n: int) -> float:
-    """Half the width of the interval around the difference of two means.
+def margin(*sides: tuple[float, int]) -> float:
+    """Half the width of the interval around the difference of two means, or, of several pairs one
+    behind the other, around the mean of their differences.
 
-    Of the spreads (sample standard deviations) of two groups of at least two. Where neither has
-    any, nothing says how wide it is, and it has no end.
+    Of a side the spread (sample standard deviation) and the number, which is at least two. Where
+    none has a spread, nothing says how wide it is, and it has no end.
     """
-    variance, freedom = _apart(spread, n, other_spread, other_n)
+    variance, freedom = _apart(sides)
     return quantile(0.5 + LEVEL / 2, freedom) * math.sqrt(variance) if variance else math.inf
 
 
-def p_value(difference: float, spread: float, n: int, other_spread: float, other_n: int) -> float:
-    """How often chance alone would make such a difference of two means or a larger one."""
-    variance, freedom = _apart(spread, n, other_spread, other_n)
+def p_value(difference: float, *sides: tuple[float, int]) -> float:
+    """How often chance alone would make such a difference or a larger one."""
+    variance, freedom = _apart(sides)
     return _beyond(abs(difference) / math.sqrt(variance), freedom) if variance else 1.0
 
 
-def _apart(spread: float, n: int, other_spread: float, other_n: int) -> tuple[float, float]:
+def _apart(sides: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """The variance of the difference, and its degrees of freedom."""
-    parts = spread**2 / n, other_spread**2 / other_n
+    pairs = len(sides) // 2
+    parts = [(spread / pairs) ** 2 / n for spread, n in sides]
     variance = sum(parts)
     if not variance:
         return 0.0, 0.0
-    return variance, variance**2 / (parts[0] ** 2 / (n - 1) + parts[1] ** 2 / (other_n - 1))
+    uncertain = sum(part**2 / (n - 1) for part, (_, n) in zip(parts, sides, strict=True))
+    return variance, variance**2 / uncertain
 
 
 @lru_cache(maxsize=1024)
