@@ -170,6 +170,16 @@ def test_provenance_says_how_to_get_a_number_again():
     assert said["time"] == "1,600 s, 2 at once"
     assert json.loads(said["recipe"])["epochs"] == 160
     assert all(isinstance(text, str) and text for text in said.values())
+    assert "begun by" not in said
+    resumed = record_of(run_of(), 8.25)
+    parts = [
+        {"hardware": "Old GPU", "torch": "2.6.0"},
+        "nonsense",
+        {"hardware": "GPU", "stacked": 3},
+    ]
+    resumed.environment["earlier"] = parts
+    begun = provenance(resumed)["begun by"]
+    assert begun == "hardware Old GPU, torch 2.6.0; then hardware GPU, stacked 3"
 
 
 def test_findings_say_what_the_numbers_say():

@@ -186,8 +186,17 @@ def provenance(record: Record) -> dict[str, str]:
         "finished": record.finished,
         "time": f"{record.seconds:,.0f} s, {record.execution['together']} at once",
         "interruptions": str(record.interruptions),
+        "begun by": _earlier(environment.get("earlier")),
     }
     return {name: text for name, text in said.items() if text}
+
+
+def _earlier(parts: object) -> str:
+    """What made the parts before the last, in turn, where it was not what made the last."""
+    if not isinstance(parts, list):
+        return ""
+    told = (part.items() for part in parts if isinstance(part, Mapping))
+    return "; then ".join(", ".join(f"{key} {value}" for key, value in part) for part in told)
 
 
 def on_their_way(progress: Progress) -> Name | None:
