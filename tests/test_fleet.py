@@ -30,6 +30,7 @@ from mssar.lab import records
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import checkpoint, fleet
 from mssar.lab.engine import training as engine
+from mssar.lab.engine.pace import Pace
 from mssar.lab.engine.result import NAME, finished
 from mssar.lab.engine.step import Learner
 from mssar.lab.records import Record, append, read
@@ -60,6 +61,19 @@ def test_what_a_run_computes_does_not_depend_on_its_company(tmp_path):
         assert_same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
         (beside,) = [r for r in outcome.records if r.run == run.as_dict()]
         assert timeless(beside) == timeless(alone)
+
+
+def test_turns_that_wait_for_the_gpu_are_no_company(tmp_path, monkeypatch):
+    """Whoever is left alone waits in many short turns, which say nothing of how far it got."""
+    log = Log()
+
+    def waits(_: Pace):
+        yield from [None] * (100 if len(log.records) == 2 else 1)
+
+    monkeypatch.setattr(Pace, "caught_up", waits)
+    runs = [tiny(0, epochs=3), tiny(1, epochs=3), tiny(2, epochs=4)]
+    records = fleet_of(runs, arrays(), tmp_path, log, width=3).records
+    assert [record.execution["together"] for record in records] == [3, 3, 3]
 
 
 def test_a_training_hands_its_record_on_and_nobody_reads_it_back(tmp_path, monkeypatch):

@@ -210,8 +210,10 @@ class _Fleet:
         if self._expired(active, due.seconds):
             return None
         self.moved = True
+        before = entry.training.position
         going = self._turn(entry)
-        entry.training.company.add(len(_runs(active)))
+        if entry.training.position != before:  # else it has waited for the GPU: many short turns
+            entry.training.company.add(len(_runs(active)))
         return going
 
     def _arrive(self, entry: _Entry, active: list[_Entry]) -> None:

@@ -67,7 +67,8 @@ class Pace:
 
 @dataclass
 class Company:
-    """How many runs shared the device, turn by turn. Only one that never shared it was alone."""
+    """How many runs shared the device, at every turn with steps. Only one that never shared it was
+    alone."""
 
     turns: int = 0
     runs: int = 0

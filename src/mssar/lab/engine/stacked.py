@@ -231,6 +231,10 @@ class StackedTrainings:
         return self.leader.progress
 
     @property
+    def position(self) -> tuple[int, int]:
+        return self.leader.position
+
+    @property
     def behind(self) -> float:
         return self.leader.behind
 
