@@ -266,8 +266,8 @@ def test_differences_are_drawn_where_there_are_runs_enough():
     found = differences(made)
     told = [(one.network, one.claim.against, one.claim.published) for one in found]
     assert told == [  # the paper compares ResNet-56 with scale 1 alone
-        ("mean of 2 networks", "none", pytest.approx((6.97 - 6.04 + 8.61 - 7.61) / 2)),
-        ("mean of 2 networks", "se", None),
+        ("mean of 2 resnets", "none", pytest.approx((6.97 - 6.04 + 8.61 - 7.61) / 2)),
+        ("mean of 2 resnets", "se", None),
         ("resnet56", "none", pytest.approx(6.97 - 6.04)),
         ("resnet56", "se", pytest.approx(6.80 - 6.04)),
         ("resnet20", "none", pytest.approx(8.61 - 7.61)),
@@ -292,13 +292,13 @@ def test_differences_are_drawn_where_there_are_runs_enough():
         assert (line.paper is None) == (one.claim.published is None)
         assert line.numbers.text == f"{one.claim.gain:.2f} ± {one.claim.margin:.2f}"
     assert [text.text for text, _ in of.headings] == [
-        "mean of 2 networks on CIFAR-10",
+        "mean of 2 resnets on CIFAR-10",
         "resnet56 on CIFAR-10",
         "resnet20 on CIFAR-10",
     ]
     assert claims(made, found) == [
-        "On CIFAR-10 the error with MS-SAR, in the mean of 2 networks, is 1.00 ± 0.13 points "
-        "lower than without recalibration and 0.80 ± 0.22 points lower than with SE "
+        "On CIFAR-10 the error with MS-SAR is, in the mean of resnet56 and resnet20, 1.00 ± 0.13 "
+        "points lower than without recalibration and 0.80 ± 0.22 points lower than with SE "
         "(95\u00a0% intervals).",
         "With MS-SAR the error is lower than without recalibration, beyond chance, in 2 of 2 "
         "cases: resnet56 on CIFAR-10, resnet20 on CIFAR-10.",
@@ -309,6 +309,43 @@ def test_differences_are_drawn_where_there_are_runs_enough():
     assert differences(few) == []
     assert drawn([]) is None
     assert "With so few runs that may be chance." in claims(few, [])[0]
+
+
+def test_means_are_over_networks_that_have_all_comparisons():
+    none, se, ours = [7.0, 7.1, 6.9], [6.0, 6.4, 6.2], [6.2, 6.1, 6.3]
+
+    def runs(network, dataset="cifar10", **kinds):
+        return [
+            r
+            for kind, errors in kinds.items()
+            for r in some(errors, network=network, recalibration=kind, dataset=dataset)
+        ]
+
+    whole = {"none": none, "se": se, "mssar": ours}
+    recorded = [
+        *runs("resnet20", **whole),
+        *runs("resnet32", none=none, mssar=ours),  # no SE: in no mean
+        *runs("resnet56", **whole),
+        *runs("densenet100", **whole),  # of another family, and alone there
+        *runs("resnet20", "cifar100", none=ours, mssar=none),
+        *runs("resnet32", "cifar100", none=ours, mssar=none),
+    ]
+    made = tables.paper_tables(recorded)
+    found = [one for one in differences(made) if one.networks]
+    assert [(one.networks, one.dataset, one.claim.against, one.claim.verdict) for one in found] == [
+        (("resnet56", "resnet20"), "cifar10", "none", "holds"),
+        (("resnet56", "resnet20"), "cifar10", "se", "none"),
+        (("resnet32", "resnet20"), "cifar100", "none", "reversed"),
+    ]
+    said = claims(made, differences(made))
+    assert said[0].endswith(
+        "0.80 ± 0.13 points lower than without recalibration and 0.00 ± 0.22 points lower than "
+        "with SE (may be chance) (95\u00a0% intervals)."
+    )
+    assert said[1] == (
+        "On CIFAR-100 the error with MS-SAR is, in the mean of resnet32 and resnet20, 0.80 ± 0.13 "
+        "points higher than without recalibration (95\u00a0% intervals)."
+    )
 
 
 def test_the_demo_claims_no_more_than_its_runs_allow():

@@ -10,10 +10,13 @@ from test_results import PAGES, ROOT
 
 from mssar.lab import records, timings
 from mssar.lab.experiments import paper
+from mssar.lab.report import tables
 from mssar.lab.report.content import Claim
+from mssar.lab.report.differences import differences
+from mssar.lab.report.findings import claims
 from mssar.lab.report.groups import claim, judged, side
 from mssar.lab.report.phrases import asset, plus_minus
-from mssar.lab.report.welch import margin
+from mssar.lab.report.welch import margin, p_value
 
 RECORDS = records.read(ROOT / "records")
 NETWORKS = ("resnet20", "resnet32", "resnet56")
@@ -33,11 +36,10 @@ def recorded(
     ]
 
 
-def mean_gain(ours: str, theirs: str, dataset: str) -> Claim:
-    """Over the three networks."""
+def mean_gain(ours: str, theirs: str, dataset: str, networks: tuple[str, ...] = NETWORKS) -> Claim:
     pairs = [
         (side(recorded(network, ours, dataset)), side(recorded(network, theirs, dataset)))
-        for network in NETWORKS
+        for network in networks
     ]
     return judged(theirs, None, *pairs)
 
@@ -67,17 +69,17 @@ def test_what_is_said_of_the_tables_follows_from_the_records():
     small, large, ten = gain("resnet20"), gain("resnet56"), gain("resnet56", "cifar10")
     assert (small.verdict, large.verdict, ten.verdict) == ("holds", "holds", "holds")
     told = [plus_minus(one.gain, one.margin) for one in (large, ten)]
-    assert f"with the paper, it gains {told[0]} and {told[1]} (the paper: " in readme
-    assert f"In ResNet-56 by {large.gain:.2f} points on CIFAR-100, which is what the paper" in page
-    assert f"and by {ten.gain:.2f} on CIFAR-10, where the paper's 0.93 lies in our interval" in page
+    assert f"the error by {told[0]} points on CIFAR-100 and by {told[1]} on CIFAR-10" in readme
+    assert f"In ResNet-56 it gains {large.gain:.2f} points on CIFAR-100, which is what the" in page
+    assert f"and {ten.gain:.2f} on CIFAR-10, where the paper's 0.93 lies in our interval" in page
     assert ten.gain - ten.margin < 0.93 < ten.gain + ten.margin
-    assert f"in ResNet-20 by {small.gain:.2f} on CIFAR-100, which is more" in page
+    assert f"In ResNet-20 on CIFAR-100 it gains {small.gain:.2f}, which is more" in page
 
     cell = ("resnet56", "none", "cifar100")
     main, scales = (published(table, *cell) for table in (paper.TABLE3, paper.TABLE4))
     ours = published(paper.TABLE3, "resnet56", "mssar", "cifar100")
     less = [published(paper.TABLE3, "resnet56", kind, "cifar10") for kind in ("none", "mssar")]
-    assert f"(the paper: {main - ours:.2f} and {less[0] - less[1]:.2f})" in readme
+    assert f"the paper reports {main - ours:.2f} and {less[0] - less[1]:.2f}." in readme
     assert round(main - ours, 2) == round(large.gain, 2)
     mean, spread = fmean(errors(*cell)), stdev(errors(*cell))
     assert f"{scales} ± 0.14, in its table of scales, where the main table says {main}." in page
@@ -148,20 +150,61 @@ def test_what_is_said_of_the_mean_follows_from_the_records():
         for dataset in ("cifar10", "cifar100")
     }
     none = told["mssar", "none", "cifar100"], told["mssar", "none", "cifar10"]
-    for text, paper_has in ((readme, "the paper reports"), (page, "The paper has")):
-        said = f"by {none[0]} points on CIFAR-100 and by {none[1]} on CIFAR-10"
-        assert said in text
-        assert f"{paper_has} {theirs['cifar100']:.2f} and {theirs['cifar10']:.2f}" in text
-    assert f"it gains {told['mssar', 'se', 'cifar100']} points on CIFAR-100;" in readme
+    assert f"In the mean of the three networks it is {none[0]} and {none[1]}." in readme
+    assert f"it gains {none[0]} points on CIFAR-100 and {none[1]} on CIFAR-10. The paper" in page
+    assert f"The paper has {theirs['cifar100']:.2f} and {theirs['cifar10']:.2f}. On" in page
+    apart = {
+        dataset: abs(paper_has - gains["mssar", "none", dataset].gain)
+        < gains["mssar", "none", dataset].margin
+        for dataset, paper_has in theirs.items()
+    }
+    assert apart == {"cifar10": True, "cifar100": False}  # "in our interval", "below it"
+    larger = [mean_gain("mssar", "none", d, NETWORKS[1:]) for d in ("cifar100", "cifar10")]
+    rest = " and ".join(plus_minus(one.gain, one.margin) for one in larger)
+    for text in (readme, page):
+        assert f"ithout ResNet-20 the mean is {rest}." in text
+    over_se = told["mssar", "se", "cifar100"]
+    assert f"it gains {over_se} points on CIFAR-100 in the mean of the three, in Res" in readme
     assert f"no difference beyond chance ({told['mssar', 'se', 'cifar10']})" in readme
-    assert f"in the mean by {told['mssar', 'se', 'cifar100']} points, and" in page
+    assert f"in the mean by {over_se} points. In ResNet-56" in page
     assert f"in the mean {told['mssar', 'se', 'cifar10']} points." in page
-    assert (
-        f"gains {told['se', 'none', 'cifar10']} points on CIFAR-10 and "
-        f"{told['se', 'none', 'cifar100']} on CIFAR-100, in the mean" in page
-    )
     for cell, one in gains.items():
         assert one.verdict == ("none" if cell == ("mssar", "se", "cifar10") else "holds")
+    parts = {
+        (network, kind): stdev(found) ** 2 / len(found)
+        for network, kind in product(NETWORKS, ("none", "mssar"))
+        for found in [[r.error for r in recorded(network, kind, "cifar10")]]
+    }
+    assert round(3 * parts["resnet20", "none"] / sum(parts.values())) == 2  # "two thirds"
+    made = tables.paper_tables(RECORDS)
+    said = claims(made, differences(made))[1]  # the page's sentence has the caveat
+    assert said.startswith("On CIFAR-100 the error with MS-SAR is, in the mean of resnet56, resn")
+    assert said.endswith("intervals; resnet20: weight decay alone does as much).")
+
+
+def test_what_is_said_of_se_by_network_follows_from_the_records():
+    page = (ROOT / "docs" / "results.md").read_text()
+    told = [mean_gain("se", "none", dataset) for dataset in ("cifar10", "cifar100")]
+    alone = [plus_minus(one.gain, one.margin) for one in told]
+    assert f"gains {alone[0]} points on CIFAR-10 and {alone[1]} on CIFAR-100, in the mean." in page
+    by_network = {
+        network: claim("", *(recorded(network, k, "cifar100") for k in ("se", "none")), None).gain
+        for network in NETWORKS
+    }
+    first, second, last = (f"{gain:.2f}".replace("-", "−") for gain in by_network.values())
+    assert f"ResNet-20 and ResNet-32 gain {first} and {second}, ResNet-56 {last}," in page
+    for network in NETWORKS[:2]:  # a difference of differences: twice their mean, one turned round
+        sides = [
+            (stdev(r.error for r in runs), len(runs))
+            for net in (network, "resnet56")
+            for runs in (recorded(net, kind, "cifar100") for kind in ("se", "none"))
+        ]
+        half = (by_network[network] - by_network["resnet56"]) / 2
+        assert f"{p_value(half, *sides):.3f}" == "0.010"
+    assert "from either of them it differs with p = 0.010." in page
+    smaller = mean_gain("mssar", "se", "cifar100", NETWORKS[:2])
+    said = plus_minus(smaller.gain, smaller.margin)
+    assert f"Without ResNet-56 MS-SAR is better than SE by {said} points." in page
 
 
 def test_what_is_said_of_resnet32_follows_from_the_records():
@@ -174,8 +217,8 @@ def test_what_is_said_of_resnet32_follows_from_the_records():
         assert abs(one.gain - less) < one.margin
         gains.append((one.gain, less))
     (hundred, theirs), (ten, less) = gains
-    assert f"in ResNet-32 by {hundred:.2f} and {ten:.2f}, and the paper's {theirs:.2f} and" in page
-    assert f"{theirs:.2f} and {less:.2f} lie in our intervals, the latter at its very end" in page
+    assert f"In ResNet-32 it gains {hundred:.2f} and {ten:.2f}; the paper's {theirs:.2f} an" in page
+    assert f"{theirs:.2f} and {less:.2f} lie in our intervals, {less:.2f} at the very end" in page
     over = claim("", *(recorded("resnet32", kind, "cifar100") for kind in ("mssar", "se")), None)
     assert over.verdict == "none"
     assert f"in ResNet-32 {plus_minus(over.gain, over.margin)}, which may be chance" in page
@@ -192,12 +235,13 @@ def test_what_is_said_of_resnet32_follows_from_the_records():
     )
     assert bare[0].startswith("-")
     of_all = [[above(network, k, "cifar100") for network in NETWORKS] for k in ("none", "mssar")]
-    assert (
-        "the more: {}, {} and {} points. With MS-SAR it is {}, {} and {}.".format(
-            *of_all[0], *of_all[1]
-        )
-        in page
-    )
+    said = "by {}, {} and {} points, with MS-SAR by {}, {} and {}.".format(*of_all[0], *of_all[1])
+    assert f"without recalibration {said}" in page
+    on_ten = [float(above(n, k, "cifar10")) for n, k in product(NETWORKS, ("none", "mssar"))]
+    assert max(map(abs, on_ten)) < 0.3  # "within 0.3 points … some above and some below"
+    assert min(on_ten) < 0 < max(on_ten)
+    assert max(float(above(n, "none", "cifar10")) for n in NETWORKS) < 0.1
+    assert min(float(gap) for some in of_all for gap in some) > 0  # "all six errors are above"
     stopped = {
         (r.run["recalibration"], r.interruptions, r.code["commit"][:7], r.code["changed"])
         for r in RECORDS
@@ -261,8 +305,9 @@ def test_what_is_said_of_chance_follows_from_the_records():
     small = [f"{found[network, 'cifar100', 'ours none']:.4f}" for network in NETWORKS]
     assert f"in ResNet-20 and ResNet-32 ({small[0]} and {small[1]})" in page
     assert "against SE in ResNet-56 (0.0008); on CIFAR-10 MS-SAR and SE against none in " in page
-    assert "in ResNet-56 (0.0002 and 0.0008). ResNet-56" in page
-    assert f"ResNet-56 against none on CIFAR-100, p = {small[2]}, just misses that" in page
+    assert "in ResNet-56 (0.0002 and 0.0008). MS-SAR" in page
+    assert f"in ResNet-56 on CIFAR-100, p = {small[2]}, and in the mean on CIFAR-10, " in page
+    assert f"{found['mean', 'cifar10', 'ours none']:.4f}, just miss that" in page
     assert f"which is less certain (p = {found['resnet20', 'cifar100', 'ours se']:.3f})" in page
     assert f"only just (p = {found['resnet56', 'cifar10', 'ours narrow']:.4f})" in page
 
@@ -284,7 +329,7 @@ def test_what_is_said_of_se_and_of_the_width_follows_from_the_records():
         told = plus_minus(over.gain, over.margin)
         if dataset == "cifar100":
             assert (over.verdict, before.verdict) == ("holds", "none")
-            assert f"and in ResNet-56 by {over.gain:.2f} points." in page
+            assert f"In ResNet-56 it is {over.gain:.2f} points. There SE" in page
             said = plus_minus(before.gain, before.margin).replace("-", "−")
             assert f"that we could see ({said})" in page
             small = claim("", *(recorded("resnet20", k, dataset) for k in ("mssar", "se")), None)
@@ -357,7 +402,7 @@ def test_what_is_said_of_the_weight_decay_follows_from_the_records():
     assert f"which takes it {31.87 - mean:.1f} points below the paper's 31.87" in page
     assert f"no difference beyond chance left ({plus_minus(left.gain, left.margin)} points)" in page
     told = plus_minus(mean, stdev(r.error for r in more))
-    assert f"gives {told} % without recalibration," in readme
+    assert f"does as much without the layer ({told} %)" in readme
     recipes = [{**rs[0].run["recipe"], "weight_decay": None} for rs in (more, none)]
     assert recipes[0] == recipes[1]  # "otherwise by the same recipe"
 

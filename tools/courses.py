@@ -66,7 +66,7 @@ def draw(file: Path, panels: Sequence[Panel]) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     for row in grid:
         row[0].set_ylabel("test error, %")
-    for axis in grid[-1]:
+    for axis in axes[: len(panels)][-columns:]:  # with none below
         axis.set_xlabel("epoch")
     figure.suptitle("Test errors over training, and their means at the end", fontsize=SIZE)
     figure.patch.set_facecolor("white")

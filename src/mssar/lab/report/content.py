@@ -74,14 +74,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much lower the error of a network is with MS-SAR, or that of several in the mean."""
+    """How much lower the error of a network is with MS-SAR, or that of some in the mean."""
 
     network: str
     dataset: str
     claim: Claim  # with its interval
     runs: tuple[str, ...]  # with MS-SAR; ids
     remark: str = ""
-    networks: int = 1
+    networks: tuple[str, ...] = ()  # those of a mean
 
 
 @dataclass(frozen=True)

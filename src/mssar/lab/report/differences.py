@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import fmean
 from typing import NamedTuple
 
 from mssar.lab.report.content import Claim, Difference, Row, Table
-from mssar.lab.report.groups import Side, judged
+from mssar.lab.report.groups import Side, judged, known_mean
 from mssar.lab.report.phrases import plus_minus, spelt
 from mssar.lab.report.plane import Axis, Box, Text
 
@@ -21,63 +20,68 @@ SE = "mssar scales=1"  # as the table of scales calls it
 
 def differences(made: Sequence[Table]) -> list[Difference]:
     """Of the main table's networks, the deepest first, where there are runs enough of both; and
-    before them the means of several."""
+    before them the means over networks of one family."""
     rows = {table.name: [row for row in table.rows if row.n] for table in made}
     main = rows.get("table3", [])
     ours = [row for row in main if row.recalibration == "mssar" and not row.additional]
     networks = list(dict.fromkeys(row.network for row in ours))
     ours.sort(key=lambda row: -networks.index(row.network))
     found = [
-        (Difference(_name(row), row.dataset, claim, row.runs, row.remark), row, other)
+        _Compared(Difference(row.network, row.dataset, claim, row.runs, row.remark), row, other)
         for row in ours
         for claim, other in _claims(row, main, rows.get("table4", []))
         if claim.margin is not None
     ]
-    return [*_means(found), *(one for one, _, _ in found)]
+    return [*_means(found), *(each.found for each in found)]
 
 
-def _name(row: Row) -> str:
-    return f"{row.network} {row.options}".rstrip()
+class _Compared(NamedTuple):
+    found: Difference
+    row: Row
+    other: Row
 
 
-def _claims(
-    row: Row, main: Sequence[Row], scales: Sequence[Row]
-) -> Iterator[tuple[Claim, Row | None]]:
-    """And the row of the main table that it is about."""
+def _claims(row: Row, main: Sequence[Row], scales: Sequence[Row]) -> Iterator[tuple[Claim, Row]]:
+    """And the row of the main table that it is compared with."""
     others = {
         other.recalibration: other
         for other in main
         if (other.network, other.dataset) == (row.network, row.dataset)
     }
-    if row.claim:
-        yield row.claim, others.get(row.claim.against)
-    se = others.get("se")
-    for other in scales:  # the paper's own comparison, where there is one
-        if other.runs == row.runs and other.claim and other.claim.against == SE:
-            yield Claim(**{**vars(other.claim), "against": "se"}), se
-            return
-    if se:
+    if row.claim and (none := others.get(row.claim.against)):
+        yield row.claim, none
+    if se := others.get("se"):
+        for other in scales:  # the paper's own comparison, where there is one
+            if other.runs == row.runs and other.claim and other.claim.against == SE:
+                yield Claim(**{**vars(other.claim), "against": "se"}), se
+                return
         yield judged("se", None, (_side(row), _side(se))), se
 
 
-def _means(found: Sequence[tuple[Difference, Row, Row | None]]) -> Iterator[Difference]:
-    """Over all networks that are compared with the same on the same data."""
-    alike = defaultdict[tuple[str, str], list[tuple[Difference, Row, Row]]](list)
-    for one, row, other in found:
-        if other and not row.options:
-            alike[one.dataset, one.claim.against].append((one, row, other))
-    for (dataset, against), some in alike.items():
-        if len(some) > 1:
-            papers = [one.claim.published for one, _, _ in some]
-            known = [paper for paper in papers if paper is not None]
-            claim = judged(
-                against,
-                fmean(known) if len(known) == len(papers) else None,
-                *((_side(row), _side(other)) for _, row, other in some),
+def _means(found: Sequence[_Compared]) -> Iterator[Difference]:
+    """Over a family's networks that are compared with all that one of them is compared with."""
+    families = defaultdict[tuple[str, str], list[_Compared]](list)
+    for each in found:
+        families[each.row.network.rstrip("0123456789"), each.row.dataset].append(each)
+    for (family, dataset), some in families.items():
+        by_other = defaultdict[str, dict[str, _Compared]](dict)
+        for each in some:
+            by_other[each.found.claim.against][each.row.network] = each
+        common = set.intersection(*(set(each) for each in by_other.values()))
+        for against, by_network in by_other.items() if len(common) > 1 else ():
+            of = [each for network, each in by_network.items() if network in common]
+            yield Difference(
+                f"mean of {len(of)} {family}s",
+                dataset,
+                judged(
+                    against,
+                    known_mean([each.found.claim.published for each in of]),
+                    *((_side(each.row), _side(each.other)) for each in of),
+                ),
+                tuple(run for each in of for run in each.row.runs),
+                "; ".join(f"{e.row.network}: {e.row.remark}" for e in of if e.row.remark),
+                networks=tuple(each.row.network for each in of),
             )
-            runs = tuple(run for one, _, _ in some for run in one.runs)
-            name = f"mean of {len(some)} networks"
-            yield Difference(name, dataset, claim, runs, networks=len(some))
 
 
 def _side(row: Row) -> Side:
@@ -119,7 +123,7 @@ def drawn(found: Sequence[Difference]) -> Drawn | None:
         name = f"{one.network} on {spelt(one.dataset)}"
         if name != before:
             y += HEADING + (BETWEEN if before else 0)
-            headings.append((Text("heading", 0, y - 6, name, "start"), one.remark))
+            headings.append((Text("heading", 0, y - 6, name, "start"), _remark(one)))
             before = name
         lines.append(_line(one.claim, axis, y + ROW / 2))
         y += ROW
@@ -133,6 +137,11 @@ def drawn(found: Sequence[Difference]) -> Drawn | None:
     zero = Box(axis.at(0), TOP, axis.at(0), y)
     scale = Text("axis", (LEFT + WIDTH - RIGHT) / 2, y + 38, "points lower with MS-SAR")
     return Drawn("; ".join(map(_said, found)), ticks, zero, scale, headings, lines, y + BOTTOM)
+
+
+def _remark(one: Difference) -> str:
+    """That of a mean is one of its networks'."""
+    return "see below" if one.networks and one.remark else one.remark
 
 
 def _ends(found: Iterable[Difference]) -> Iterator[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from mssar.lab.report.content import Claim, Compared, Comparison, Difference, Row, Table
@@ -9,6 +10,7 @@ from mssar.lab.report.groups import ENOUGH
 from mssar.lab.report.phrases import plus_minus, spelt, wording
 from mssar.lab.report.welch import LEVEL, margin
 
+OTHERS = {"none": "without recalibration", "se": "with SE"}
 EMBEDDED = {"arrangements": "the embedded pictures"}  # in a sentence
 
 
@@ -26,13 +28,13 @@ def claims(made: Sequence[Table], drawn: Sequence[Difference] = ()) -> list[str]
 
 
 def _all(drawn: Sequence[Difference]) -> list[str]:
-    """What several networks gain in the mean; where the error is lower, or higher, beyond chance:
-    than without, and than with SE."""
-    means, drawn = ([one for one in drawn if (one.networks > 1) == more] for more in (True, False))
+    """Means; and where the error is lower, or higher, beyond chance: than without, and than with
+    SE."""
+    single = [one for one in drawn if not one.networks]
     said = []
     for verdict, how in (("holds", "lower"), ("reversed", "higher")):
-        for against, other in (("none", "without recalibration"), ("se", "with SE")):
-            of = [one for one in drawn if one.claim.against == against]
+        for against, other in OTHERS.items():
+            of = [one for one in single if one.claim.against == against]
             where = [
                 f"{one.network} on {_data(one.dataset)}"
                 for one in of
@@ -43,31 +45,38 @@ def _all(drawn: Sequence[Difference]) -> list[str]:
                     f"With MS-SAR the error is {how} than {other}, beyond chance, in "
                     f"{len(where)} of {len(of)} cases: {', '.join(where)}."
                 )
-    none = ["Between MS-SAR and the others no difference is beyond chance."] * bool(drawn)
-    return [*_mean(means), *(said or none)]
+    if single and not said:
+        said = ["Between MS-SAR and the others no difference is beyond chance."]
+    return [*_means([one for one in drawn if one.networks]), *said]
 
 
-def _mean(means: Sequence[Difference]) -> list[str]:
-    """A sentence a data set."""
+def _means(means: Sequence[Difference]) -> list[str]:
+    """A sentence for some networks and a data set."""
+    alike = defaultdict[tuple[tuple[str, ...], str], list[Difference]](list)
+    for one in means:
+        alike[one.networks, one.dataset].append(one)
     said = []
-    for dataset, networks in dict.fromkeys((one.dataset, one.networks) for one in means):
-        some = [one.claim for one in means if (one.dataset, one.networks) == (dataset, networks)]
-        told = [
-            f"{plus_minus(claim.gain, claim.margin)} points lower than "
-            f"{'with SE' if claim.against == 'se' else 'without recalibration'}"
-            f"{', which may be chance' if claim.verdict == 'none' else ''}"
-            for claim in some
-        ]
+    for (networks, dataset), some in alike.items():
+        told = " and ".join(_apart_by(one.claim) for one in some)
+        remark = f"; {some[0].remark}" if some[0].remark else ""
         said.append(
-            f"On {_data(dataset)} the error with MS-SAR, in the mean of {networks} networks, is "
-            f"{' and '.join(told)} (95\u00a0% intervals)."
+            f"On {_data(dataset)} the error with MS-SAR is, in the mean of "
+            f"{', '.join(networks[:-1])} and {networks[-1]}, {told} (95\u00a0% intervals{remark})."
         )
     return said
 
 
+def _apart_by(claim: Claim) -> str:
+    gain = claim.gain or 0.0
+    return (
+        f"{plus_minus(abs(gain), claim.margin)} points {'higher' if gain < 0 else 'lower'} than "
+        f"{OTHERS[claim.against]}{' (may be chance)' if claim.verdict == 'none' else ''}"
+    )
+
+
 def _finding(row: Row, claim: Claim, gain: float) -> str:
     what = " ".join(part for part in (row.network, row.options) if part)
-    other = "without recalibration" if claim.against == "none" else f"with {claim.against}"
+    other = OTHERS.get(claim.against, f"with {claim.against}")
     said = (
         f"{what} on {_data(row.dataset)}: with MS-SAR the error is "
         f"{plus_minus(abs(gain), claim.margin)} points {'higher' if gain < 0 else 'lower'} "
@@ -86,7 +95,7 @@ def at_once(drawn: Sequence[Difference], made: Sequence[Table]) -> list[str]:
     """How many comparisons there are, and which would hold together (Bonferroni)."""
     found: dict[tuple[object, ...], tuple[float, str]] = {}
     all_of_them = [
-        *((f"{one.network} MS-SAR", one.dataset, one.claim, one.runs) for one in drawn),
+        *((_drawn(one), one.dataset, one.claim, one.runs) for one in drawn),
         *((_named(row), row.dataset, row.claim, row.runs) for t in made for row in t.rows),
     ]
     for name, dataset, claim, runs in all_of_them:
@@ -103,6 +112,10 @@ def at_once(drawn: Sequence[Difference], made: Sequence[Table]) -> list[str]:
         f"by chance. If all {count} are to be right at once (Bonferroni: p below {level:.2g}), "
         f"what remains is: {'; '.join(held) or 'none'}."
     ]
+
+
+def _drawn(one: Difference) -> str:
+    return f"MS-SAR in the {one.network}" if one.networks else f"{one.network} MS-SAR"
 
 
 def _named(row: Row) -> str:

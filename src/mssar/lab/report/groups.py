@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -163,6 +163,12 @@ def judged(against: str, published: float | None, *pairs: tuple[Side, Side]) -> 
     chance = margin(*sides)
     verdict: Verdict = "none" if abs(gain) <= chance else "holds" if gain > 0 else "reversed"
     return Claim(against, published, gain, chance, verdict, p_value(gain, *sides))
+
+
+def known_mean(published: Sequence[float | None]) -> float | None:
+    """Where all are."""
+    known = [number for number in published if number is not None]
+    return fmean(known) if len(known) == len(published) else None
 
 
 def provenance(record: Record) -> dict[str, str]:
