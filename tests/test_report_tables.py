@@ -171,15 +171,24 @@ def test_provenance_says_how_to_get_a_number_again():
     assert json.loads(said["recipe"])["epochs"] == 160
     assert all(isinstance(text, str) and text for text in said.values())
     assert "begun by" not in said
+
+
+def test_the_origin_says_how_earlier_parts_were_made_otherwise():
     resumed = record_of(run_of(), 8.25)
+    resumed.environment["torch"] = "2.11.0"
     parts = [
         {"hardware": "Old GPU", "torch": "2.6.0"},
         "nonsense",
-        {"hardware": "GPU", "stacked": 3},
+        {},
+        {"torch": "2.11.0", "compile": True, "stacked": 1},
+        {"torch": "2.11.0", "stacked": 1},  # as the last
     ]
     resumed.environment["earlier"] = parts
     begun = provenance(resumed)["begun by"]
-    assert begun == "hardware Old GPU, torch 2.6.0; then hardware GPU, stacked 3"
+    assert begun == "hardware Old GPU, torch 2.6.0; then compile True"
+    for odd in ({"hardware": "Old GPU"}, "Old GPU", 3, [{}], None):
+        resumed.environment["earlier"] = odd
+        assert "begun by" not in provenance(resumed)
 
 
 def test_findings_say_what_the_numbers_say():
@@ -340,12 +349,66 @@ def test_means_are_over_networks_that_have_all_comparisons():
     said = claims(made, differences(made))
     assert said[0].endswith(
         "0.80 ± 0.13 points lower than without recalibration and 0.00 ± 0.22 points lower than "
-        "with SE (may be chance) (95\u00a0% intervals)."
+        "with SE, by chance perhaps (95\u00a0% intervals)."
     )
     assert said[1] == (
         "On CIFAR-100 the error with MS-SAR is, in the mean of resnet32 and resnet20, 0.80 ± 0.13 "
         "points higher than without recalibration (95\u00a0% intervals)."
     )
+
+
+def test_in_a_mean_each_network_counts_alike_and_its_runs_are_named():
+    first = some([9.0, 9.1, 8.9]) + some([8.0, 8.2, 8.1], recalibration="mssar")
+    more = [some(e, network="resnet32", recalibration=k) for k, e in (
+        ("none", [7.0, 7.1, 6.9, 7.3, 6.7]), ("mssar", [6.9, 6.8, 6.7, 7.0, 6.6]),
+    )]  # fmt: skip
+    mean, large, small = differences(tables.paper_tables([*first, *more[0], *more[1]]))
+    assert mean.claim.gain == pytest.approx((0.9 + 0.2) / 2)
+    assert mean.claim.gain == pytest.approx((large.claim.gain + small.claim.gain) / 2)
+    assert mean.runs == large.runs + small.runs
+    assert {*mean.runs} == {r.id for r in (*first[3:], *more[1])}
+
+
+def test_only_a_doubt_of_the_gain_goes_with_a_mean():
+    """What a larger weight decay does as well, against none; not other remarks."""
+    none, se, ours = [9.0, 9.1, 8.9], [8.6, 8.4, 8.5], [8.0, 8.1, 7.9]
+    decayed = [
+        record_of(replace(run, recipe=varied(run.recipe, weight_decay=5e-4)), error)
+        for run, error in ((run_of("resnet20", seed=s), e) for s, e in enumerate(ours))
+    ]
+    recorded = [
+        r
+        for network in ("resnet20", "resnet32")
+        for kind, errors in (("none", none), ("se", se), ("mssar", ours))
+        for r in some(errors, network=network, recalibration=kind)
+    ]
+    made = tables.paper_tables(recorded + decayed)
+    found = differences(made)
+    remark = "resnet20: weight decay alone does as much"
+    assert [(one.claim.against, one.remark) for one in found[:2]] == [("none", remark), ("se", "")]
+    assert claims(made, found)[0].endswith(f"intervals; {remark}).")
+    assert drawn(found).headings[0][1] == "see below"
+    assert [one.remark for one in differences(tables.paper_tables(recorded))] == [""] * 6
+
+
+def test_a_mean_may_be_beyond_chance_where_no_network_is():
+    alone = [[7.4, 6.8, 7.1], [6.4, 7.0, 6.7]]
+    recorded = [
+        r
+        for network in ("resnet20", "resnet32", "resnet56")
+        for kind, errors in zip(("none", "mssar"), alone, strict=True)
+        for r in some(errors, network=network, recalibration=kind)
+    ]
+    made = tables.paper_tables(recorded)
+    found = differences(made)
+    assert [one.claim.verdict for one in found] == ["holds", "none", "none", "none"]
+    assert claims(made, found)[1:] == [
+        "Between MS-SAR and the others no difference of one network alone is beyond chance."
+    ]
+    single = tables.paper_tables(recorded[:6])
+    assert claims(single, differences(single)) == [
+        "Between MS-SAR and the others no difference is beyond chance."
+    ]
 
 
 def test_the_demo_claims_no_more_than_its_runs_allow():

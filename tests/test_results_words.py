@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from statistics import fmean, stdev
@@ -130,7 +131,7 @@ def test_what_is_said_of_the_tables_follows_from_the_records():
             for ours in ("mssar", "se"):
                 found = "none" if network == "resnet20" else "holds"
                 assert verdicts[network, "cifar10", ours, "none"] == found
-        assert "on CIFAR-10 it ends with SE, within chance, and in ResNet-32 and R" in said
+        assert "on CIFAR-10 it ends level with SE, within chance, and in ResNet-3" in said
         assert said.endswith("and in ResNet-32 and ResNet-56 both end below none.")
 
 
@@ -150,9 +151,10 @@ def test_what_is_said_of_the_mean_follows_from_the_records():
         for dataset in ("cifar10", "cifar100")
     }
     none = told["mssar", "none", "cifar100"], told["mssar", "none", "cifar10"]
-    assert f"In the mean of the three networks it is {none[0]} and {none[1]}." in readme
+    papers = f"{theirs['cifar100']:.2f} and {theirs['cifar10']:.2f}"
+    assert f"three networks is {none[0]} and {none[1]}; the paper's {papers}." in readme
     assert f"it gains {none[0]} points on CIFAR-100 and {none[1]} on CIFAR-10. The paper" in page
-    assert f"The paper has {theirs['cifar100']:.2f} and {theirs['cifar10']:.2f}. On" in page
+    assert f"The paper has {papers}. On" in page
     apart = {
         dataset: abs(paper_has - gains["mssar", "none", dataset].gain)
         < gains["mssar", "none", dataset].margin
@@ -161,10 +163,23 @@ def test_what_is_said_of_the_mean_follows_from_the_records():
     assert apart == {"cifar10": True, "cifar100": False}  # "in our interval", "below it"
     larger = [mean_gain("mssar", "none", d, NETWORKS[1:]) for d in ("cifar100", "cifar10")]
     rest = " and ".join(plus_minus(one.gain, one.margin) for one in larger)
-    for text in (readme, page):
-        assert f"ithout ResNet-20 the mean is {rest}." in text
+    fewer = [
+        fmean(
+            published(paper.TABLE3, network, "none", dataset)
+            - published(paper.TABLE3, network, "mssar", dataset)
+            for network in NETWORKS[1:]
+        )
+        for dataset in ("cifar100", "cifar10")
+    ]
+    assert abs(fewer[0] - larger[0].gain) < larger[0].margin
+    assert fewer[1] - larger[1].gain > larger[1].margin
+    assert f"Without ResNet-20 the mean is {rest}." in readme
+    papers = f"{fewer[0]:.2f}, inside, and {fewer[1]:.2f}, above"
+    assert f"Without ResNet-20 the mean is {rest}, where the paper has {papers}." in page
     over_se = told["mssar", "se", "cifar100"]
-    assert f"it gains {over_se} points on CIFAR-100 in the mean of the three, in Res" in readme
+    assert f"in the mean {over_se} points on CIFAR-100, where ResNet-32 alone may be" in readme
+    smaller = mean_gain("mssar", "se", "cifar100", NETWORKS[:2])
+    assert f"(without it {plus_minus(smaller.gain, smaller.margin)})" in readme
     assert f"no difference beyond chance ({told['mssar', 'se', 'cifar10']})" in readme
     assert f"in the mean by {over_se} points. In ResNet-56" in page
     assert f"in the mean {told['mssar', 'se', 'cifar10']} points." in page
@@ -201,10 +216,58 @@ def test_what_is_said_of_se_by_network_follows_from_the_records():
         ]
         half = (by_network[network] - by_network["resnet56"]) / 2
         assert f"{p_value(half, *sides):.3f}" == "0.010"
-    assert "from either of them it differs with p = 0.010." in page
+    assert "from either of them it differs with p = 0.010, a comparison" in page
     smaller = mean_gain("mssar", "se", "cifar100", NETWORKS[:2])
     said = plus_minus(smaller.gain, smaller.margin)
     assert f"Without ResNet-56 MS-SAR is better than SE by {said} points." in page
+
+
+def test_what_is_said_of_other_measures_follows_from_the_records():
+    page = (ROOT / "docs" / "results.md").read_text()
+
+    def measured(measure: Callable[[records.Record], float], ours: str, dataset: str, *nets: str):
+        """Over SE or none, by network or in the mean."""
+        return {
+            other: judged(
+                other,
+                None,
+                *(
+                    tuple(
+                        side([replace(r, error=measure(r)) for r in recorded(net, kind, dataset)])
+                        for kind in (ours, other)
+                    )
+                    for net in nets or NETWORKS
+                ),
+            )
+            for other in ("none", "se")
+        }
+
+    def loss(record: records.Record) -> float:
+        return record.epochs[-1].test_loss
+
+    five = measured(lambda r: r.error5, "mssar", "cifar100")
+    none, se = (plus_minus(five[k].gain, five[k].margin) for k in ("none", "se"))
+    assert f"top-5 error is {none} points below that without recalibration and {se} bel" in page
+    for network in NETWORKS:  # "beyond chance in each of the networks"
+        alone = measured(lambda r: r.error5, "mssar", "cifar100", network)
+        assert {one.verdict for one in alone.values()} == {"holds"}
+    losses = measured(loss, "mssar", "cifar100")
+    none, se = (f"{losses[k].gain:.3f} ± {losses[k].margin:.3f}" for k in ("none", "se"))
+    assert f"its test loss is {none} and {se} lower." in page
+    small = measured(loss, "mssar", "cifar10")["se"]
+    told = f"{small.gain:.3f} ± {small.margin:.3f}".replace("-", "−")
+    assert f"its test loss is not below SE's ({told})" in page
+    pairs = {
+        dataset: [
+            tuple(side(recorded(net, "mssar", dataset, reduction=wide)) for wide in (1, 3))
+            for net in ("resnet20", "resnet56")
+        ]
+        for dataset in ("cifar10", "cifar100")
+    }
+    four = judged("", None, *pairs["cifar10"], *pairs["cifar100"])
+    two = judged("", None, *pairs["cifar10"])
+    said = f"{plus_minus(four.gain, four.margin)} points (p = {four.p:.2f})"
+    assert f"The mean of the four is {said}, on CIFAR-10 {plus_minus(two.gain, two.margin)}" in page
 
 
 def test_what_is_said_of_resnet32_follows_from_the_records():
@@ -401,8 +464,10 @@ def test_what_is_said_of_the_weight_decay_follows_from_the_records():
     mean = fmean(r.error for r in more)
     assert f"which takes it {31.87 - mean:.1f} points below the paper's 31.87" in page
     assert f"no difference beyond chance left ({plus_minus(left.gain, left.margin)} points)" in page
-    told = plus_minus(mean, stdev(r.error for r in more))
-    assert f"does as much without the layer ({told} %)" in readme
+    over = claim("", more, recorded("resnet20", "se", "cifar100"), None)
+    assert over.verdict == "holds"
+    assert f"paper's recipe is {plus_minus(over.gain, over.margin)} points worse than it" in page
+    assert f"does as much without the layer (an error of {mean:.2f} %)" in readme
     recipes = [{**rs[0].run["recipe"], "weight_decay": None} for rs in (more, none)]
     assert recipes[0] == recipes[1]  # "otherwise by the same recipe"
 

@@ -131,6 +131,13 @@ def test_runs_as_one_end_where_they_would_alone(tmp_path):
         assert len(found.class_errors) == len(two()[run.dataset].classes)
 
 
+@pytest.mark.parametrize("width", [2, 4])
+def test_runs_of_stacks_are_counted_beside_each_other(tmp_path, width):
+    records = sail([tiny(seed) for seed in range(4)], tmp_path, width=width, stack=2).records
+    how = [(r.execution["together"], r.execution["stacked"]) for r in records]
+    assert how == [(width, 2)] * 4
+
+
 def test_what_is_nobodys_stays_zero():
     """Whatever weight decay and momentum do."""
     data, each = arrays(), [tiny(seed, "mssar", weight_decay=0.1) for seed in (0, 1)]

@@ -212,7 +212,7 @@ class _Fleet:
         self.moved = True
         before = entry.training.position
         going = self._turn(entry)
-        if entry.training.position != before:  # else it has waited for the GPU: many short turns
+        if entry.training.position != before:  # else it waited, or was tested: many short turns
             entry.training.company.add(len(_runs(active)))
         return going
 

@@ -11,6 +11,7 @@ from mssar.lab.report.content import Claim, Difference, Row, Table
 from mssar.lab.report.groups import Side, judged, known_mean
 from mssar.lab.report.phrases import plus_minus, spelt
 from mssar.lab.report.plane import Axis, Box, Text
+from mssar.lab.report.tables import WEIGHT_DECAY
 
 WIDTH, LEFT, RIGHT = 400, 100, 88  # names stand on the left, numbers on the right
 TOP, HEADING, ROW, BETWEEN, BOTTOM = 4, 22, 22, 10, 46
@@ -26,13 +27,15 @@ def differences(made: Sequence[Table]) -> list[Difference]:
     ours = [row for row in main if row.recalibration == "mssar" and not row.additional]
     networks = list(dict.fromkeys(row.network for row in ours))
     ours.sort(key=lambda row: -networks.index(row.network))
+    datasets = list(dict.fromkeys(row.dataset for row in main))
     found = [
         _Compared(Difference(row.network, row.dataset, claim, row.runs, row.remark), row, other)
         for row in ours
         for claim, other in _claims(row, main, rows.get("table4", []))
         if claim.margin is not None
     ]
-    return [*_means(found), *(each.found for each in found)]
+    means = sorted(_means(found), key=lambda one: datasets.index(one.dataset))
+    return [*means, *(one.found for one in found)]
 
 
 class _Compared(NamedTuple):
@@ -59,29 +62,33 @@ def _claims(row: Row, main: Sequence[Row], scales: Sequence[Row]) -> Iterator[tu
 
 
 def _means(found: Sequence[_Compared]) -> Iterator[Difference]:
-    """Over a family's networks that are compared with all that one of them is compared with."""
+    """Over those of a family that have every comparison that any of it has, if there are two."""
     families = defaultdict[tuple[str, str], list[_Compared]](list)
-    for each in found:
-        families[each.row.network.rstrip("0123456789"), each.row.dataset].append(each)
+    for one in found:
+        families[one.row.network.rstrip("0123456789"), one.row.dataset].append(one)
     for (family, dataset), some in families.items():
-        by_other = defaultdict[str, dict[str, _Compared]](dict)
-        for each in some:
-            by_other[each.found.claim.against][each.row.network] = each
-        common = set.intersection(*(set(each) for each in by_other.values()))
-        for against, by_network in by_other.items() if len(common) > 1 else ():
-            of = [each for network, each in by_network.items() if network in common]
-            yield Difference(
-                f"mean of {len(of)} {family}s",
-                dataset,
-                judged(
-                    against,
-                    known_mean([each.found.claim.published for each in of]),
-                    *((_side(each.row), _side(each.other)) for each in of),
-                ),
-                tuple(run for each in of for run in each.row.runs),
-                "; ".join(f"{e.row.network}: {e.row.remark}" for e in of if e.row.remark),
-                networks=tuple(each.row.network for each in of),
-            )
+        against = defaultdict[str, list[_Compared]](list)
+        for one in some:
+            against[one.found.claim.against].append(one)
+        common = set.intersection(*({one.row.network for one in ones} for ones in against.values()))
+        for other, ones in against.items():
+            of = [one for one in ones if one.row.network in common] if len(common) > 1 else ones
+            if len(of) > 1:
+                yield _mean(f"mean of {len(of)} {family}s", dataset, other, of)
+
+
+def _mean(name: str, dataset: str, other: str, of: Sequence[_Compared]) -> Difference:
+    published = known_mean([one.found.claim.published for one in of])
+    pairs = ((_side(one.row), _side(one.other)) for one in of)
+    doubted = [one.row.network for one in of if other == "none" and WEIGHT_DECAY in one.row.remark]
+    return Difference(
+        name,
+        dataset,
+        judged(other, published, *pairs),
+        tuple(run for one in of for run in one.row.runs),
+        "; ".join(f"{network}: {WEIGHT_DECAY}" for network in doubted),
+        networks=tuple(one.row.network for one in of),
+    )
 
 
 def _side(row: Row) -> Side:
@@ -140,7 +147,7 @@ def drawn(found: Sequence[Difference]) -> Drawn | None:
 
 
 def _remark(one: Difference) -> str:
-    """That of a mean is one of its networks'."""
+    """A mean's stands at its network, further down."""
     return "see below" if one.networks and one.remark else one.remark
 
 

@@ -45,9 +45,11 @@ def _all(drawn: Sequence[Difference]) -> list[str]:
                     f"With MS-SAR the error is {how} than {other}, beyond chance, in "
                     f"{len(where)} of {len(of)} cases: {', '.join(where)}."
                 )
+    means = _means([one for one in drawn if one.networks])
     if single and not said:
-        said = ["Between MS-SAR and the others no difference is beyond chance."]
-    return [*_means([one for one in drawn if one.networks]), *said]
+        alone = " of one network alone" if means else ""
+        said = [f"Between MS-SAR and the others no difference{alone} is beyond chance."]
+    return [*means, *said]
 
 
 def _means(means: Sequence[Difference]) -> list[str]:
@@ -58,7 +60,7 @@ def _means(means: Sequence[Difference]) -> list[str]:
     said = []
     for (networks, dataset), some in alike.items():
         told = " and ".join(_apart_by(one.claim) for one in some)
-        remark = f"; {some[0].remark}" if some[0].remark else ""
+        remark = "".join(f"; {one.remark}" for one in some if one.remark)
         said.append(
             f"On {_data(dataset)} the error with MS-SAR is, in the mean of "
             f"{', '.join(networks[:-1])} and {networks[-1]}, {told} (95\u00a0% intervals{remark})."
@@ -70,7 +72,7 @@ def _apart_by(claim: Claim) -> str:
     gain = claim.gain or 0.0
     return (
         f"{plus_minus(abs(gain), claim.margin)} points {'higher' if gain < 0 else 'lower'} than "
-        f"{OTHERS[claim.against]}{' (may be chance)' if claim.verdict == 'none' else ''}"
+        f"{OTHERS[claim.against]}{', by chance perhaps' if claim.verdict == 'none' else ''}"
     )
 
 

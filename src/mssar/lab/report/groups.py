@@ -166,7 +166,7 @@ def judged(against: str, published: float | None, *pairs: tuple[Side, Side]) -> 
 
 
 def known_mean(published: Sequence[float | None]) -> float | None:
-    """Where all are."""
+    """The mean, if all are known."""
     known = [number for number in published if number is not None]
     return fmean(known) if len(known) == len(published) else None
 
@@ -192,17 +192,24 @@ def provenance(record: Record) -> dict[str, str]:
         "finished": record.finished,
         "time": f"{record.seconds:,.0f} s, {record.execution['together']} at once",
         "interruptions": str(record.interruptions),
-        "begun by": _earlier(environment.get("earlier")),
+        "begun by": _earlier(record),
     }
     return {name: text for name, text in said.items() if text}
 
 
-def _earlier(parts: object) -> str:
-    """What made the parts before the last, in turn, where it was not what made the last."""
-    if not isinstance(parts, list):
-        return ""
-    told = (part.items() for part in parts if isinstance(part, Mapping))
-    return "; then ".join(", ".join(f"{key} {value}" for key, value in part) for part in told)
+def _earlier(record: Record) -> str:
+    """What made the parts before the last, in turn, as far as it was not what made the last."""
+    code = {"source": record.code.get("source"), "stacked": 1}
+    last = {**code, **record.environment, **record.execution}
+    parts = record.environment.get("earlier")
+    told = []
+    for part in parts if isinstance(parts, list) else []:
+        if isinstance(part, Mapping):
+            other = [
+                f"{key} {_text(value)}" for key, value in part.items() if last.get(key) != value
+            ]
+            told += [", ".join(other)] if other else []
+    return "; then ".join(told)
 
 
 def on_their_way(progress: Progress) -> Name | None:
