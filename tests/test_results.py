@@ -18,7 +18,10 @@ CARDS = [f"src/mssar/networks/pretrained/{name}.md" for name in PRETRAINED]
 WEIGHTS = ("docs/networks.md", *CARDS)
 OTHERS = ("docs/finetune.md",)
 MEASURED = ("docs/imagenet.md", "docs/measurements.md", "docs/performance.md")
-TOOLS = ("tools/write-results", "tools/costs.py", "tools/courses.py", "tools/imagenet.py")
+TOOLS = (
+    *("tools/write-results", "tools/costs.py", "tools/courses.py", "tools/gains.py"),
+    "tools/imagenet.py",
+)
 DATA = tuple(
     f"records/{name}"
     for name in (
@@ -62,7 +65,8 @@ def test_a_page_that_is_behind_is_named_and_then_mended(copied):
     page.write_text(page.read_text().replace("(n=3)", "(n=9)"))
     assert write_results(copied).returncode == 0
     assert {name: (copied / name).read_text() for name in PAGES} == expected
-    assert (copied / "docs" / "assets" / "courses.svg").read_text().count("<path") > 20
+    for figure in ("courses", "gains"):
+        assert (copied / "docs" / "assets" / f"{figure}.svg").read_text().count("<path") > 20
 
 
 def test_the_list_and_the_cards_of_weights_follow_the_records(copied):

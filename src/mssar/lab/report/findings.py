@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mssar.lab.report.content import Claim, Compared, Comparison, Difference, Row, Table
 from mssar.lab.report.groups import ENOUGH
-from mssar.lab.report.phrases import plus_minus, spelt, wording
+from mssar.lab.report.phrases import plus_minus, scientific, spelt, wording
 from mssar.lab.report.welch import LEVEL, margin
 
 OTHERS = {"none": "without recalibration", "se": "with SE"}
@@ -108,7 +108,9 @@ def at_once(drawn: Sequence[Difference], made: Sequence[Table]) -> list[str]:
     if len(found) < 2:
         return []
     count, level = len(found), (1 - LEVEL) / len(found)
-    held = [f"{told} (p\u00a0=\u00a0{p:.1g})" for p, told in sorted(found.values()) if p < level]
+    held = [
+        f"{told} (p\u00a0=\u00a0{scientific(p)})" for p, told in sorted(found.values()) if p < level
+    ]
     return [
         f"This page makes {count} comparisons. Where nothing differs, one in twenty still passes "
         f"by chance. If all {count} are to be right at once (Bonferroni: p below {level:.2g}), "

@@ -7,6 +7,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 
 def spelt(name: str) -> str:
     """As people write it."""
@@ -17,6 +19,12 @@ def plus_minus(mean: float | None, spread: float | None = None) -> str:
     if mean is None:
         return ""
     return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
+
+
+def scientific(value: float) -> str:
+    """One digit, as in 0.002 and 2·10⁻⁸."""
+    digit, _, power = f"{value:.1g}".partition("e")
+    return f"{digit}·10{str(int(power)).translate(RAISED)}" if power else digit
 
 
 def signed(value: float | None) -> str:
