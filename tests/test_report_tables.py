@@ -15,6 +15,7 @@ from mssar.lab.report.collect import Collection
 from mssar.lab.report.differences import differences, drawn
 from mssar.lab.report.findings import at_once, claims, comparison, coverage
 from mssar.lab.report.groups import claim, grouped, named, provenance
+from mssar.lab.report.phrases import scientific
 from mssar.lab.report.welch import p_value
 
 
@@ -261,6 +262,13 @@ def test_the_page_says_how_many_comparisons_it_makes_and_which_hold_at_once():
         differences(made := tables.paper_tables(runs(none, se, ours, "resnet20"))), made
     )
     assert small.startswith("This page makes 3 ")
+
+
+@pytest.mark.parametrize(
+    ("p", "told"), [(0.0016, "0.002"), (2.3e-8, "2·10⁻⁸"), (3e-12, "3·10⁻¹²"), (9.6e-5, "0.0001")]
+)
+def test_small_numbers_have_their_powers_raised(p, told):
+    assert scientific(p) == told
 
 
 def test_differences_are_drawn_where_there_are_runs_enough():
