@@ -1,59 +1,17 @@
-"""What pages say in sentences of results and costs, against the records."""
+"""What README and results say in sentences of the paper's tables, against the records."""
 
 import re
-import tomllib
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from statistics import fmean, stdev
 
+from reproduced import NETWORKS, PAIRS, RECORDS, mean_gain, published, recorded
 from test_results import PAGES, ROOT
 
-from mssar.lab import records, timings
 from mssar.lab.experiments import paper
-from mssar.lab.report import tables
-from mssar.lab.report.content import Claim
-from mssar.lab.report.differences import differences
-from mssar.lab.report.findings import claims
-from mssar.lab.report.groups import claim, judged, side
+from mssar.lab.report.groups import claim
 from mssar.lab.report.phrases import asset, plus_minus
-from mssar.lab.report.welch import margin, p_value
-
-RECORDS = records.read(ROOT / "records")
-NETWORKS = ("resnet20", "resnet32", "resnet56")
-PAIRS = (("se", "none"), ("mssar", "se"), ("mssar", "none"))
-
-
-def recorded(
-    network: str, kind: str, dataset: str, weight_decay: float = 1e-4, reduction: int = 1
-) -> list[records.Record]:
-    """At the width of the text and by the paper's recipe, where nothing else is said."""
-    return [
-        r
-        for r in RECORDS
-        if (r.run["network"], r.run["recalibration"], r.run["dataset"]) == (network, kind, dataset)
-        and r.run["options"].get("reduction", 1) == reduction
-        and r.run["recipe"]["weight_decay"] == weight_decay
-    ]
-
-
-def mean_gain(ours: str, theirs: str, dataset: str, networks: tuple[str, ...] = NETWORKS) -> Claim:
-    pairs = [
-        (side(recorded(network, ours, dataset)), side(recorded(network, theirs, dataset)))
-        for network in networks
-    ]
-    return judged(theirs, None, *pairs)
-
-
-def published(table: tuple, network: str, kind: str, dataset: str) -> float:
-    """With all scales."""
-    (row,) = (
-        row
-        for row in table
-        if (row.network, row.recalibration) == (network, kind)
-        and dict(row.options).get("scales", (1, 2, 4)) == (1, 2, 4)
-    )
-    return row.errors[dataset]
+from mssar.lab.report.welch import margin
 
 
 def test_what_is_said_of_the_tables_follows_from_the_records():
@@ -139,141 +97,6 @@ def test_what_is_said_of_the_tables_follows_from_the_records():
         assert "SE those of ResNet-20, ResNet-56 and the mean on CIFAR-100 do.](" in described
 
 
-def test_what_is_said_of_the_mean_follows_from_the_records():
-    readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
-    gains = {
-        (*pair, dataset): mean_gain(*pair, dataset)
-        for pair, dataset in product(PAIRS, ("cifar10", "cifar100"))
-    }
-    told = {cell: plus_minus(one.gain, one.margin) for cell, one in gains.items()}
-    theirs = {
-        dataset: fmean(
-            published(paper.TABLE3, network, "none", dataset)
-            - published(paper.TABLE3, network, "mssar", dataset)
-            for network in NETWORKS
-        )
-        for dataset in ("cifar10", "cifar100")
-    }
-    none = told["mssar", "none", "cifar100"], told["mssar", "none", "cifar10"]
-    papers = f"{theirs['cifar100']:.2f} and {theirs['cifar10']:.2f}"
-    assert f"three networks is {none[0]} and {none[1]}; the paper's {papers}." in readme
-    assert f"it gains {none[0]} points on CIFAR-100 and {none[1]} on CIFAR-10. The paper" in page
-    assert f"The paper has {papers}. On" in page
-    apart = {
-        dataset: abs(paper_has - gains["mssar", "none", dataset].gain)
-        < gains["mssar", "none", dataset].margin
-        for dataset, paper_has in theirs.items()
-    }
-    assert apart == {"cifar10": True, "cifar100": False}  # "in our interval", "below it"
-    larger = [mean_gain("mssar", "none", d, NETWORKS[1:]) for d in ("cifar100", "cifar10")]
-    rest = " and ".join(plus_minus(one.gain, one.margin) for one in larger)
-    fewer = [
-        fmean(
-            published(paper.TABLE3, network, "none", dataset)
-            - published(paper.TABLE3, network, "mssar", dataset)
-            for network in NETWORKS[1:]
-        )
-        for dataset in ("cifar100", "cifar10")
-    ]
-    assert abs(fewer[0] - larger[0].gain) < larger[0].margin
-    assert fewer[1] - larger[1].gain > larger[1].margin
-    assert f"Without ResNet-20 the mean is {rest}." in readme
-    papers = f"{fewer[0]:.2f}, inside, and {fewer[1]:.2f}, above"
-    assert f"Without ResNet-20 the mean is {rest}, where the paper has {papers}." in page
-    over_se = told["mssar", "se", "cifar100"]
-    assert f"in the mean {over_se} points on CIFAR-100, where ResNet-32 alone may be" in readme
-    smaller = mean_gain("mssar", "se", "cifar100", NETWORKS[:2])
-    assert f"(without it {plus_minus(smaller.gain, smaller.margin)})" in readme
-    assert f"no difference beyond chance ({told['mssar', 'se', 'cifar10']})" in readme
-    assert f"in the mean by {over_se} points. In ResNet-56" in page
-    assert f"in the mean {told['mssar', 'se', 'cifar10']} points." in page
-    for cell, one in gains.items():
-        assert one.verdict == ("none" if cell == ("mssar", "se", "cifar10") else "holds")
-    parts = {
-        (network, kind): stdev(found) ** 2 / len(found)
-        for network, kind in product(NETWORKS, ("none", "mssar"))
-        for found in [[r.error for r in recorded(network, kind, "cifar10")]]
-    }
-    assert round(3 * parts["resnet20", "none"] / sum(parts.values())) == 2  # "two thirds"
-    made = tables.paper_tables(RECORDS)
-    said = claims(made, differences(made))[1]  # the page's sentence has the caveat
-    assert said.startswith("On CIFAR-100 the error with MS-SAR is, in the mean of resnet56, resn")
-    assert said.endswith("intervals; resnet20: weight decay alone does as much).")
-
-
-def test_what_is_said_of_se_by_network_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
-    told = [mean_gain("se", "none", dataset) for dataset in ("cifar10", "cifar100")]
-    alone = [plus_minus(one.gain, one.margin) for one in told]
-    assert f"gains {alone[0]} points on CIFAR-10 and {alone[1]} on CIFAR-100, in the mean." in page
-    by_network = {
-        network: claim("", *(recorded(network, k, "cifar100") for k in ("se", "none")), None).gain
-        for network in NETWORKS
-    }
-    first, second, last = (f"{gain:.2f}".replace("-", "−") for gain in by_network.values())
-    assert f"ResNet-20 and ResNet-32 gain {first} and {second}, ResNet-56 {last}," in page
-    for network in NETWORKS[:2]:  # a difference of differences: twice their mean, one turned round
-        sides = [
-            (stdev(r.error for r in runs), len(runs))
-            for net in (network, "resnet56")
-            for runs in (recorded(net, kind, "cifar100") for kind in ("se", "none"))
-        ]
-        half = (by_network[network] - by_network["resnet56"]) / 2
-        assert f"{p_value(half, *sides):.3f}" == "0.010"
-    assert "from either of them it differs with p = 0.010, a comparison" in page
-    smaller = mean_gain("mssar", "se", "cifar100", NETWORKS[:2])
-    said = plus_minus(smaller.gain, smaller.margin)
-    assert f"Without ResNet-56 MS-SAR is better than SE by {said} points." in page
-
-
-def test_what_is_said_of_other_measures_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
-
-    def measured(measure: Callable[[records.Record], float], ours: str, dataset: str, *nets: str):
-        """Over SE or none, by network or in the mean."""
-        return {
-            other: judged(
-                other,
-                None,
-                *(
-                    tuple(
-                        side([replace(r, error=measure(r)) for r in recorded(net, kind, dataset)])
-                        for kind in (ours, other)
-                    )
-                    for net in nets or NETWORKS
-                ),
-            )
-            for other in ("none", "se")
-        }
-
-    def loss(record: records.Record) -> float:
-        return record.epochs[-1].test_loss
-
-    five = measured(lambda r: r.error5, "mssar", "cifar100")
-    none, se = (plus_minus(five[k].gain, five[k].margin) for k in ("none", "se"))
-    assert f"top-5 error is {none} points below that without recalibration and {se} bel" in page
-    for network in NETWORKS:  # "beyond chance in each of the networks"
-        alone = measured(lambda r: r.error5, "mssar", "cifar100", network)
-        assert {one.verdict for one in alone.values()} == {"holds"}
-    losses = measured(loss, "mssar", "cifar100")
-    none, se = (f"{losses[k].gain:.3f} ± {losses[k].margin:.3f}" for k in ("none", "se"))
-    assert f"its test loss is {none} and {se} lower." in page
-    small = measured(loss, "mssar", "cifar10")["se"]
-    told = f"{small.gain:.3f} ± {small.margin:.3f}".replace("-", "−")
-    assert f"its test loss is not below SE's ({told})" in page
-    pairs = {
-        dataset: [
-            tuple(side(recorded(net, "mssar", dataset, reduction=wide)) for wide in (1, 3))
-            for net in ("resnet20", "resnet56")
-        ]
-        for dataset in ("cifar10", "cifar100")
-    }
-    four = judged("", None, *pairs["cifar10"], *pairs["cifar100"])
-    two = judged("", None, *pairs["cifar10"])
-    said = f"{plus_minus(four.gain, four.margin)} points (p = {four.p:.2f})"
-    assert f"The mean of the four is {said}, on CIFAR-10 {plus_minus(two.gain, two.margin)}" in page
-
-
 def test_what_is_said_of_resnet32_follows_from_the_records():
     page = (ROOT / "docs" / "results.md").read_text()
     gains = []
@@ -340,53 +163,6 @@ def test_figures_have_the_colours_of_the_page_and_say_how_many_runs():
         sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", figure)]
         sizes += [float(size) for size in re.findall(r"font: ([\d.]+)px", figure)]
         assert min(sizes) * 400 / float(wide) > 9
-
-
-def chance(ours: list, theirs: list) -> float:
-    """How often Welch's t is so far from 0 by chance."""
-    found = claim("", ours, theirs, None).p
-    assert found is not None
-    return found
-
-
-def test_what_is_said_of_chance_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
-    table = page.split("<!-- results: differences -->")[1].split("<!-- end")[0]
-    assert table.count("against") == 28
-    assert "and this table has 28. Eight differences would also be" in page
-    assert f"(Bonferroni, p below {0.05 / 28:.4f})" in page
-    found = {}
-    for network, dataset in product(NETWORKS, ("cifar10", "cifar100")):
-        none, se, ours = (recorded(network, kind, dataset) for kind in ("none", "se", "mssar"))
-        narrow = recorded(network, "mssar", dataset, reduction=3)
-        pairs = {"se none": (se, none), "ours se": (ours, se), "ours none": (ours, none)}
-        pairs |= {"ours narrow": (ours, narrow)} if narrow else {}
-        for name, pair in pairs.items():
-            found[network, dataset, name] = chance(*pair)
-    for dataset, (ours, theirs) in product(("cifar10", "cifar100"), PAIRS):
-        name = f"{ours} {theirs}".replace("mssar", "ours")
-        found["mean", dataset, name] = mean_gain(ours, theirs, dataset).p
-    assert len(found) == 28
-    beyond = {cell: f"{p:.1g}" for cell, p in found.items() if p < 0.05 / len(found)}
-    assert beyond == {
-        ("mean", "cifar100", "ours none"): "2e-08",
-        ("mean", "cifar100", "ours se"): "2e-06",
-        ("mean", "cifar100", "se none"): "0.0009",
-        ("resnet56", "cifar10", "ours none"): "0.0002",
-        ("resnet56", "cifar10", "se none"): "0.0008",
-        ("resnet56", "cifar100", "ours se"): "0.0008",
-        ("resnet32", "cifar100", "ours none"): "0.001",
-        ("resnet20", "cifar100", "ours none"): "0.002",
-    }
-    assert "(MS-SAR against none p = 2·10⁻⁸ and against SE 2·10⁻⁶, SE against none 0.0009)" in page
-    small = [f"{found[network, 'cifar100', 'ours none']:.4f}" for network in NETWORKS]
-    assert f"in ResNet-20 and ResNet-32 ({small[0]} and {small[1]})" in page
-    assert "against SE in ResNet-56 (0.0008); on CIFAR-10 MS-SAR and SE against none in " in page
-    assert "in ResNet-56 (0.0002 and 0.0008). MS-SAR" in page
-    assert f"in ResNet-56 on CIFAR-100, p = {small[2]}, and in the mean on CIFAR-10, " in page
-    assert f"{found['mean', 'cifar10', 'ours none']:.4f}, just miss that" in page
-    assert f"which is less certain (p = {found['resnet20', 'cifar100', 'ours se']:.3f})" in page
-    assert f"only just (p = {found['resnet56', 'cifar10', 'ours narrow']:.4f})" in page
 
 
 def test_what_is_said_of_se_and_of_the_width_follows_from_the_records():
@@ -484,74 +260,3 @@ def test_what_is_said_of_the_weight_decay_follows_from_the_records():
     assert f"does as much without the layer (an error of {mean:.2f} %)" in readme
     recipes = [{**rs[0].run["recipe"], "weight_decay": None} for rs in (more, none)]
     assert recipes[0] == recipes[1]  # "otherwise by the same recipe"
-
-
-def test_the_demo_leads_with_the_larger_network():
-    said = tomllib.loads((ROOT / PAGES[2]).read_text())["demo"]["headline"]
-    said = said.replace("\N{NO-BREAK SPACE}", " ")
-    assert "ResNet-20" not in said
-    for dataset, name in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")):
-        (told,) = re.findall(rf"on {name} (.*?) runs", said)
-        for kind, words in (("mssar", "with MS-SAR"), ("se", "with SE"), ("none", "without")):
-            found = [r.error for r in recorded("resnet56", kind, dataset)]
-            assert f"{plus_minus(fmean(found), stdev(found))} % {words}" in told
-            assert str(len(found)) in told.split("(")[1]
-    lower = {
-        (other, dataset)
-        for other, dataset in product(("none", "se"), ("cifar10", "cifar100"))
-        if claim(
-            other,
-            *(recorded("resnet56", kind, dataset) for kind in ("mssar", other)),
-            None,
-        ).verdict
-        == "holds"
-    }
-    assert lower == {("none", "cifar10"), ("none", "cifar100"), ("se", "cifar100")}
-    assert "more than chance over none on both, over SE on CIFAR-100 only (95 % interv" in said
-
-
-def test_what_is_said_of_the_fruit_follows_from_the_records():
-    page = " ".join((ROOT / "docs" / "finetune.md").read_text().split())
-    found = records.read(ROOT / "records" / "fruit.jsonl")
-    kinds = {
-        "Anjou": 35, "Cantaloupe": 39, "Conference": 44, "Galia": 32, "Golden Delicious": 45,
-        "Granny Smith": 58, "Honeydew": 36, "Kaiser": 29, "Orange": 56, "Pink Lady": 59,
-        "Red Delicious": 50, "Royal Gala": 64, "Satsuma": 68, "Watermelon": 46,
-    }  # fmt: skip
-    assert sum(kinds.values()) == found[0].data["test"] == 661
-    share = [fmean(r.class_errors[place] for r in found) for place in range(len(kinds))]
-    wrong = {kind: share[n] * count for n, (kind, count) in enumerate(kinds.items())}
-    worst = sorted(wrong, key=wrong.get)[-5:]
-    assert {*worst} == {"Anjou", "Golden Delicious", "Orange", "Royal Gala", "Satsuma"}
-    part = 100 * sum(wrong[kind] for kind in worst) / sum(wrong.values())
-    assert f"Five of the 14 kinds make {part:.0f} % of the errors" in page
-    for kind, error in zip(kinds, share, strict=True):
-        if kind in worst:
-            assert 25 < error < 51  # "a quarter to a half"
-        if kind in ("Watermelon", "Red Delicious"):
-            assert error < 1
-    for network, params, macs in (("mobilenet_v2", 21, 1.1), ("resnet50_keras", 11, 0.4)):
-        none, ours = (
-            next(
-                r for r in found if (r.run["network"].split(":")[1], r.run["recalibration"]) == cell
-            )
-            for cell in ((network, "none"), (network, "mssar"))
-        )
-        assert round(100 * (ours.params / none.params - 1)) == params
-        assert round(100 * (ours.macs / none.macs - 1), 1) == macs
-    assert "add 21 % to MobileNetV2's parameters and 11 % to ResNet-50's, 1.1 and 0.4 %" in page
-
-
-def test_what_is_said_of_the_small_networks_cost_follows_from_what_was_measured():
-    costs = tomllib.loads((ROOT / "records" / "costs.toml").read_text())["overhead"]
-    took = {
-        one.recalibration: one.median_ms
-        for one in timings.read(ROOT / "records" / "timings")
-        if (one.network, one.what) == ("resnet56", "training")
-    }
-    more, compiled = 100 * (took["mssar"] / took["none"] - 1), costs["resnet56-train"]
-    said = (
-        f"A CIFAR ResNet-56 trains {more:.0f} % slower in a CUDA graph, and compiled "
-        f"{compiled['mssar']:.0f} % (timm's SE {compiled['se']:.0f} %)."
-    )
-    assert said in (ROOT / "README.md").read_text()

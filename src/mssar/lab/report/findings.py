@@ -19,12 +19,12 @@ def claims(made: Sequence[Table], drawn: Sequence[Difference] = ()) -> list[str]
     shown = {one.runs for one in drawn}
     rows = [row for table in made if table.name in ("table3", "ilsvrc") for row in table.rows]
     found = [
-        (row, row.claim, row.claim.gain)
+        _finding(row, row.claim)
         for row in rows
         if row.claim and row.claim.gain is not None
         if row.recalibration == "mssar" and not row.additional and row.runs not in shown
     ]
-    return [*_all(drawn), *(_finding(*one) for one in found)]
+    return [*_all(drawn), *found]
 
 
 def _all(drawn: Sequence[Difference]) -> list[str]:
@@ -59,7 +59,10 @@ def _means(means: Sequence[Difference]) -> list[str]:
         alike[one.networks, one.dataset].append(one)
     said = []
     for (networks, dataset), some in alike.items():
-        told = " and ".join(_apart_by(one.claim) for one in some)
+        told = " and ".join(
+            _apart_by(one.claim) + ", by chance perhaps" * (one.claim.verdict == "none")
+            for one in some
+        )
         remark = "".join(f"; {one.remark}" for one in some if one.remark)
         said.append(
             f"On {_data(dataset)} the error with MS-SAR is, in the mean of "
@@ -69,27 +72,20 @@ def _means(means: Sequence[Difference]) -> list[str]:
 
 
 def _apart_by(claim: Claim) -> str:
-    gain = claim.gain or 0.0
-    return (
-        f"{plus_minus(abs(gain), claim.margin)} points {'higher' if gain < 0 else 'lower'} than "
-        f"{OTHERS[claim.against]}{', by chance perhaps' if claim.verdict == 'none' else ''}"
-    )
+    gain, other = claim.gain or 0.0, OTHERS.get(claim.against, f"with {claim.against}")
+    how = "higher" if gain < 0 else "lower"
+    return f"{plus_minus(abs(gain), claim.margin)} points {how} than {other}"
 
 
-def _finding(row: Row, claim: Claim, gain: float) -> str:
+def _finding(row: Row, claim: Claim) -> str:
     what = " ".join(part for part in (row.network, row.options) if part)
-    other = OTHERS.get(claim.against, f"with {claim.against}")
-    said = (
-        f"{what} on {_data(row.dataset)}: with MS-SAR the error is "
-        f"{plus_minus(abs(gain), claim.margin)} points {'higher' if gain < 0 else 'lower'} "
-        f"than {other}"
-    )
+    said = f"{what} on {_data(row.dataset)}: with MS-SAR the error is {_apart_by(claim)}"
     sources = [] if claim.margin is None else [f"95 % interval, n={row.n}"]
     sources += [] if claim.published is None else [f"published: {claim.published:.2f} lower"]
     said += f" ({'; '.join(sources)})" if sources else ""
     if claim.margin is None:
         return f"{said}. With so few runs that may be chance."
-    verdict = "may be chance" if abs(gain) <= claim.margin else "is more than chance"
+    verdict = "may be chance" if claim.verdict == "none" else "is more than chance"
     return f"{said}. That {verdict}."
 
 

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from mssar.lab.report.columns import COMPARED, TABLE, columns
-from mssar.lab.report.differences import drawn
+from mssar.lab.report.intervals import drawn
 from mssar.lab.report.phrases import plus_minus, signed, spelt, wording
 from mssar.lab.report.plane import compared
 

@@ -1,0 +1,43 @@
+"""What `records/` and the paper have of a cell, for tests of what pages say."""
+
+from test_results import ROOT
+
+from mssar.lab import records
+from mssar.lab.report.content import Claim
+from mssar.lab.report.groups import judged, side
+
+RECORDS = records.read(ROOT / "records")
+NETWORKS = ("resnet20", "resnet32", "resnet56")
+PAIRS = (("se", "none"), ("mssar", "se"), ("mssar", "none"))
+
+
+def recorded(
+    network: str, kind: str, dataset: str, weight_decay: float = 1e-4, reduction: int = 1
+) -> list[records.Record]:
+    """At the width of the text and by the paper's recipe, where nothing else is said."""
+    return [
+        r
+        for r in RECORDS
+        if (r.run["network"], r.run["recalibration"], r.run["dataset"]) == (network, kind, dataset)
+        and r.run["options"].get("reduction", 1) == reduction
+        and r.run["recipe"]["weight_decay"] == weight_decay
+    ]
+
+
+def mean_gain(ours: str, theirs: str, dataset: str, networks: tuple[str, ...] = NETWORKS) -> Claim:
+    pairs = [
+        (side(recorded(network, ours, dataset)), side(recorded(network, theirs, dataset)))
+        for network in networks
+    ]
+    return judged(theirs, None, *pairs)
+
+
+def published(table: tuple, network: str, kind: str, dataset: str) -> float:
+    """With all scales."""
+    (row,) = (
+        row
+        for row in table
+        if (row.network, row.recalibration) == (network, kind)
+        and dict(row.options).get("scales", (1, 2, 4)) == (1, 2, 4)
+    )
+    return row.errors[dataset]
