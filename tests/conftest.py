@@ -111,6 +111,11 @@ def torchvision() -> types.ModuleType:
         return importlib.import_module("torchvision")
 
 
+@pytest.fixture(scope="session")
+def timm(torchvision: types.ModuleType) -> types.ModuleType:  # noqa: ARG001, timm imports it
+    return pytest.importorskip("timm", reason="needs the extra timm")
+
+
 _operators = torch.library.Library("torchvision", "FRAGMENT")  # lives as long as it is needed
 
 

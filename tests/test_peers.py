@@ -15,12 +15,6 @@ from mssar.networks.peers import SimAM
 TIMMS = ("eca", "cbam", "coord", "ela", "ge")
 
 
-@pytest.fixture
-def timm(torchvision):
-    assert torchvision  # which timm imports, and which may have to be helped
-    return pytest.importorskip("timm")
-
-
 @pytest.mark.parametrize("size", [(5, 7), (1, 1)])
 def test_simam_is_the_energy_of_its_paper(size):
     """The less of it a neuron has, the more it weighs: 4 (σ² + λ) / ((x − μ)² + 2σ² + 2λ)."""

@@ -1,5 +1,6 @@
 """Networks that are trained as one: the same numbers as each by itself, but for rounding."""
 
+import importlib
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -32,12 +33,29 @@ def networks(kind: str, **options: Any) -> list[nn.Module]:
     return [network.double() for network in made]
 
 
-KINDS = [("none", {}), ("se", {"reduction": 2}), ("mssar", {}), ("mssar", {"strategy": "sliding"})]
+KINDS = [
+    ("none", {}),
+    ("se", {"reduction": 2}),
+    ("mssar", {}),
+    ("mssar", {"strategy": "sliding"}),
+    ("simam", {}),
+]
+TIMMS = ("eca", "cbam", "coord", "ela", "ge")
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_each_network_computes_what_it_would_by_itself(kind, options):
-    alone = networks(kind, **options)
+    assert_each_computes_as_alone(networks(kind, **options))
+
+
+@pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize("kind", TIMMS)
+def test_each_network_has_its_own_module_of_timms(kind):
+    assert_each_computes_as_alone(networks(kind))
+
+
+def assert_each_computes_as_alone(alone: list[nn.Module]) -> None:
+    """Outputs, gradients and running statistics, in training and in evaluation."""
     stack = Stack(alone)
     stack.network.double()
     images = [torch.randn(5, 3, 16, 16, dtype=torch.float64) for _ in alone]
@@ -55,13 +73,28 @@ def test_each_network_computes_what_it_would_by_itself(kind, options):
             logits = network(images[which])
             torch.testing.assert_close(together[which], logits, rtol=1e-9, atol=1e-9)
             F.cross_entropy(logits, labels[which]).backward()
+            grads = {name: p.grad for name, p in stack.network.named_parameters()}
+            found = stack.parts(which, grads)
+            assert found.keys() == dict(network.named_parameters()).keys()
             for name, p in network.named_parameters():
-                found = stack.part(name, which, stack.network.get_parameter(name).grad)
-                torch.testing.assert_close(found, p.grad, rtol=1e-7, atol=1e-9)
+                torch.testing.assert_close(found[name], p.grad, rtol=1e-7, atol=1e-9)
             state = stack.state(which)
             assert state.keys() == network.state_dict().keys()
             for name, tensor in network.state_dict().items():
                 torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize("kind", [*TIMMS, "simam"])
+def test_a_stack_of_others_recalibrations_is_compiled_without_a_break(unchecked, kind):
+    """As ``--compile`` does it on a GPU, block by block."""
+    stack = importlib.import_module("mssar.lab.engine.stack")
+    torch.manual_seed(0)
+    made = stack.Stack([unchecked.create_model("resnet8", kind) for _ in range(2)])
+    block, x = made.network.layer2[0], torch.randn(3, 32, 8, 8)
+    expected = block(x)
+    found = torch.compile(block, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +113,16 @@ def test_what_cannot_be_one_is_said(names, reason):
 
 def test_a_module_that_mixes_channels_by_itself_is_no_part_of_a_stack():
     network = mssar.create_model("resnet8", "none")
-    network.layer1[0].recalibrate = nn.GroupNorm(4, 16)
-    assert obstacle([network]) == "layer1.0.recalibrate is a GroupNorm"
+    network.layer1[0].bn2 = nn.GroupNorm(4, 16)
+    assert obstacle([network]) == "layer1.0.bn2 is a GroupNorm"
+
+
+def test_networks_that_drop_at_random_are_not_one():
+    """Each draws from a generator of its own, by its seed."""
+    network = mssar.create_model("resnet8", lambda _: nn.Dropout(0.1))
+    assert obstacle([network]) == "they drop at random"
+    network = mssar.create_model("resnet8", lambda _: nn.Dropout(0.0))
+    assert obstacle([network]) is None
 
 
 # Runs
@@ -129,6 +170,17 @@ def test_runs_as_one_end_where_they_would_alone(tmp_path):
         assert beside == by_itself
         assert found.error == found.epochs[-1].test_error
         assert len(found.class_errors) == len(two()[run.dataset].classes)
+
+
+@pytest.mark.usefixtures("timm")
+def test_runs_with_a_module_of_timms_are_trained_as_one(tmp_path):
+    """With norms and their statistics: each one's checkpoint is as if it had been alone."""
+    chosen = [tiny(seed, "coord") for seed in (0, 1, 2)]
+    records = sail(chosen, tmp_path, width=3, stack=3).records
+    assert [record.execution["stacked"] for record in records] == [3, 3, 3]
+    for run in chosen:
+        trained(run, two()["tiny"], tmp_path / "alone" / run.name)
+        assert_near(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
 
 
 @pytest.mark.parametrize("width", [2, 4])

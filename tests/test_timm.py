@@ -20,8 +20,8 @@ SIZES = {"resnet8": 16, "densenet100": 8, "resnet18": 64}
 
 
 @pytest.fixture(scope="module")
-def timm(torchvision: types.ModuleType) -> types.ModuleType:  # noqa: ARG001, timm imports it
-    timm = pytest.importorskip("timm", reason="needs the extra timm")
+def timm(timm: types.ModuleType) -> types.ModuleType:
+    """With our networks in it."""
     importlib.import_module("mssar.timm")
     return timm
 

@@ -4,23 +4,29 @@ A small network leaves a large GPU mostly idle, and several on streams of their 
 every kernel: on an H200 a convolution of 16 channels takes 77 µs forward and backward, eight of
 them as one grouped convolution take 151 µs. So G networks become one with G times the channels.
 Norms have G times the channels, convolutions G groups; a matrix that must stay one (a classifier's,
-a recalibration's, which fused kernels read as they are) is block-diagonal. A network's numbers are
-what they would be by itself, up to rounding.
+a recalibration's, which fused kernels read as they are) is block-diagonal. Others' recalibrations
+are left as they are, each with its network's channels. A network's numbers are what they would be
+by itself, up to rounding.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from mssar.branch import Branch
+from mssar.lab.engine.step import drops
 from mssar.layer import MSSAR
 from mssar.networks.cifar_resnet import CifarResNet
 from mssar.networks.resnet import BasicBlock
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 # Modules in which channels meet in the leaves alone.
 HOLDERS = (CifarResNet, BasicBlock, Branch, MSSAR, nn.Sequential, nn.ModuleList, nn.Identity)
@@ -30,15 +36,40 @@ VECTOR = 8  # channels that are read at once: fewer of an input are filled up wi
 Part = tuple[slice, ...]
 
 
+class Beside(nn.ModuleList):
+    """The networks' modules for maps of C channels, each with its own network's."""
+
+    def forward(self, x: Float[Tensor, "N G*C H W"]) -> Float[Tensor, "N G*C H W"]:
+        own = x.chunk(len(self), 1)
+        return torch.cat([module(part) for module, part in zip(self, own, strict=True)], 1)
+
+
 def obstacle(networks: Sequence[nn.Module]) -> str | None:
     """Why networks cannot be one; None if they can."""
     kinds = [{name: type(module) for name, module in net.named_modules()} for net in networks]
     if any(kind != kinds[0] for kind in kinds):
         return "they are not of one kind"
-    for name, kind in kinds[0].items():
-        if kind not in HOLDERS + LEAVES:
-            return f"{name or 'the network'} is a {kind.__name__}"
+    if drops(networks[0]):
+        return "they drop at random"
+    for name, module in _own(networks[0], _others(networks[0])):
+        if type(module) not in HOLDERS + LEAVES:
+            return f"{name or 'the network'} is a {type(module).__name__}"
     return None
+
+
+def _others(network: nn.Module) -> list[str]:
+    """Names of recalibrations that are not ours: into each goes a map, and out comes one."""
+    return [
+        f"{name}.recalibrate"
+        for name, block in network.named_modules()
+        if isinstance(block, BasicBlock) and type(block.recalibrate) not in HOLDERS
+    ]
+
+
+def _own(network: nn.Module, others: Sequence[str]) -> list[tuple[str, nn.Module]]:
+    """Modules that are neither of these nor in them."""
+    within = tuple(f"{name}." for name in others)
+    return [found for found in network.named_modules() if not f"{found[0]}.".startswith(within)]
 
 
 class Stack:
@@ -55,20 +86,28 @@ class Stack:
         self.network = copy.deepcopy(networks[0])
         self._parts: dict[str, list[Part]] = {}  # of a tensor by its name: each network's
         self._owned: dict[str, Tensor] = {}  # which numbers of it are anybody's
-        for name, module in list(self.network.named_modules()):
+        self._single: dict[str, tuple[int, str]] = {}  # by its name: whose it is, and its own name
+        others = _others(self.network)
+        for name, module in _own(self.network, others):
             if isinstance(module, MSSAR):
                 module.channels *= self.count
             elif isinstance(module, LEAVES):
                 self._replace(name, [network.get_submodule(name) for network in networks])
+        for name in others:
+            self._put_beside(name, [network.get_submodule(name) for network in networks])
 
-    def part(self, name: str, of: int, tensor: Tensor) -> Tensor:
-        """One network's part of a tensor that is shaped like the stack's of this name, a view."""
-        return tensor[self._parts[name][of]] if name in self._parts else tensor
+    def parts(self, of: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One network's parts, by its own names, of tensors like the stack's; views."""
+        found = dict[str, Tensor]()
+        for name, tensor in tensors.items():
+            whose, own = self._single.get(name, (of, name))
+            if whose == of:
+                found[own] = tensor[self._parts[name][of]] if name in self._parts else tensor
+        return found
 
     def state(self, of: int) -> dict[str, Tensor]:
         """One network's parameters and buffers, as views."""
-        found = self.network.state_dict()
-        return {name: self.part(name, of, tensor) for name, tensor in found.items()}
+        return self.parts(of, self.network.state_dict())
 
     def masks(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Parameters with numbers that are nobody's and stay zero: their gradients' factors."""
@@ -83,6 +122,13 @@ class Stack:
             sources = [module.state_dict()[key] for module in modules]
             self._fill(f"{name}.{key}", target, sources, whole and key == "weight")
         self.network.set_submodule(name, made)
+
+    def _put_beside(self, name: str, modules: list[nn.Module]) -> None:
+        """Modules as they are in the place of one."""
+        self.network.set_submodule(name, Beside(copy.deepcopy(module) for module in modules))
+        for which, module in enumerate(modules):
+            for key in module.state_dict():
+                self._single[f"{name}.{which}.{key}"] = which, f"{name}.{key}"
 
     def _widened(self, name: str, modules: list[nn.Module]) -> tuple[nn.Module, bool]:
         """Such a module, and whether its weight is one matrix, or else one a network."""

@@ -7,6 +7,7 @@ takes it for all, and the others find it taken.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
@@ -177,11 +178,15 @@ class Member:
 
     def state(self) -> dict[str, Tensor]:
         """As :meth:`Learner.state` has it for a network alone."""
-        stack, found = self.all.stack, dict[str, Tensor]()
+        kinds = defaultdict[str, dict[str, Tensor]](dict)  # "model" and "momentum"
         for name, tensor in self.all.state().items():
-            own = name.partition(".")[2]  # without "model" or "momentum"
-            found[name] = stack.part(own, self.which, tensor)
-        return found
+            kind, _, own = name.partition(".")
+            kinds[kind][own] = tensor
+        return {
+            f"{kind}.{name}": tensor
+            for kind, tensors in kinds.items()
+            for name, tensor in self.all.stack.parts(self.which, tensors).items()
+        }
 
     def buffers(self) -> list[Tensor]:
         """None that other processes would have to be told of: there are no others."""
