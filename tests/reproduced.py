@@ -12,14 +12,21 @@ PAIRS = (("se", "none"), ("mssar", "se"), ("mssar", "none"))
 
 
 def recorded(
-    network: str, kind: str, dataset: str, weight_decay: float = 1e-4, reduction: int = 1
+    network: str,
+    kind: str,
+    dataset: str,
+    weight_decay: float = 1e-4,
+    reduction: int = 1,
+    scales: tuple[int, ...] = (1, 2, 4),
 ) -> list[records.Record]:
-    """At the width of the text and by the paper's recipe, where nothing else is said."""
+    """As in the text and by the paper's recipe, where nothing else is said."""
     return [
         r
         for r in RECORDS
         if (r.run["network"], r.run["recalibration"], r.run["dataset"]) == (network, kind, dataset)
         and r.run["options"].get("reduction", 1) == reduction
+        and tuple(r.run["options"].get("scales", (1, 2, 4))) == scales
+        and r.run["options"].get("strategy", "regional") == "regional"
         and r.run["recipe"]["weight_decay"] == weight_decay
     ]
 

@@ -20,12 +20,12 @@ OTHERS = ("docs/finetune.md",)
 MEASURED = ("docs/imagenet.md", "docs/measurements.md", "docs/performance.md")
 TOOLS = (
     *("tools/write-results", "tools/costs.py", "tools/courses.py", "tools/gains.py"),
-    "tools/imagenet.py",
+    *("tools/imagenet.py", "tools/scales.py"),
 )
 DATA = tuple(
     f"records/{name}"
     for name in (
-        *("table3.jsonl", "weight_decay.jsonl", "fruit.jsonl", "costs.toml"),
+        *("table3.jsonl", "table4.jsonl", "weight_decay.jsonl", "fruit.jsonl", "costs.toml"),
         "timings/h200.jsonl",
     )
 )
@@ -65,8 +65,8 @@ def test_a_page_that_is_behind_is_named_and_then_mended(copied):
     page.write_text(page.read_text().replace("(n=3)", "(n=9)"))
     assert write_results(copied).returncode == 0
     assert {name: (copied / name).read_text() for name in PAGES} == expected
-    for figure in ("courses", "gains"):
-        assert (copied / "docs" / "assets" / f"{figure}.svg").read_text().count("<path") > 20
+    for figure in ("courses", "gains", "scales"):
+        assert (copied / "docs" / "assets" / f"{figure}.svg").read_text().count("<path") > 15
 
 
 def test_the_list_and_the_cards_of_weights_follow_the_records(copied):

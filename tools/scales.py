@@ -1,0 +1,104 @@
+"""Which scales: a table for docs/results.md, and docs/assets/scales.svg. tools/write-results puts
+them there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mssar.lab.experiments.plan import State, plan_for
+from mssar.lab.records import Record
+from mssar.lab.report.content import Claim
+from mssar.lab.report.groups import claim
+from mssar.lab.report.phrases import plus_minus
+
+WIDTH, SIZE = 6.4, 12  # inches and points, as the courses are drawn
+NETWORK, DATASET = "resnet56", "cifar100"
+FULL = (1, 2, 4)
+Table = tuple[list[str], list[list[str]], int]  # head, lines, and how many columns are text
+
+
+def subsets(known: Sequence[Record]) -> list[State]:
+    """The paper's rows that have records: none, a scale, two and three."""
+    made = plan_for(["table4"], known, hardware="", nets=[NETWORK], datasets=[DATASET])
+    return [state for state in made.cells if state.n]
+
+
+def name(state: State) -> str:
+    """As in ``1, 4``."""
+    return ", ".join(map(str, state.cell.options.get("scales", ()))) or "none"
+
+
+def errors(known: Sequence[Record]) -> Table:
+    """Ours and the paper's, and how much lower than without and than with all scales."""
+    found = subsets(known)
+    none, full = found[0], found[-1]
+    assert (name(none), full.cell.options["scales"]) == ("none", FULL)
+    lines = []
+    for state in found:
+        line = [name(state), f"{plus_minus(state.mean, state.stdev)} (n={state.n})"]
+        line.append(plus_minus(state.cell.published, state.cell.spread))
+        line += ["", ""] if state is none else told(compared(state, none))
+        line += ["", ""] if state is full else told(compared(full, state))
+        lines.append(line)
+    head = ["scales", "ours", "the paper", "lower than none", "the paper"]
+    return [*head, "1, 2, 4 lower than it", "the paper"], lines, 1
+
+
+def compared(ours: State, theirs: State) -> Claim:
+    """How much lower the first is."""
+    before, after = theirs.cell.published, ours.cell.published
+    published = None if before is None or after is None else before - after
+    return claim(theirs.cell.label, ours.records, theirs.records, published)
+
+
+def told(made: Claim) -> tuple[str, str]:
+    """A difference with its interval; and the paper's."""
+    published = "–" if made.published is None else f"{made.published:.2f}"
+    ours = plus_minus(made.gain, made.margin)
+    return ours.replace("-", "\N{MINUS SIGN}"), published.replace("-", "\N{MINUS SIGN}")
+
+
+def draw(file: Path, known: Sequence[Record], colours: dict[str, str]) -> None:
+    """Every run, the mean, and the paper's mean ± its standard deviation."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.hashsalt": "mssar", "svg.fonttype": "none", "font.size": SIZE})
+    import matplotlib.pyplot as plt
+
+    found = subsets(known)
+    figure, axis = plt.subplots(figsize=(WIDTH, 0.42 * len(found) + 1.2), layout="constrained")
+    for y, state in enumerate(found):
+        kind = {"none": "none", "1": "se"}.get(name(state), "mssar")
+        runs = [record.error for record in state.records]
+        axis.plot(runs, [y] * len(runs), "o", color=colours[kind], markersize=4, alpha=0.5)
+        axis.plot(state.mean, y, "|", color=colours[kind], markersize=18, markeredgewidth=2.5)
+        axis.errorbar(
+            state.cell.published, y + 0.3, xerr=state.cell.spread, fmt="o", fillstyle="none",
+            color="#000000", markersize=5, linewidth=1,
+        )  # fmt: skip
+        axis.text(
+            1, y, f"{plus_minus(state.mean, state.stdev)}", transform=axis.get_yaxis_transform(),
+            ha="right", va="center", fontsize=SIZE - 1.5,
+        )  # fmt: skip
+    axis.set_yticks(range(len(found)), [name(state) for state in found])
+    axis.set_ylim(len(found) - 0.4, -0.6)
+    low, high = axis.get_xlim()
+    axis.set_xlim(low, high + 0.3 * (high - low))  # for the numbers
+    axis.set_xticks([tick for tick in axis.get_xticks() if low < tick < high])
+    axis.set_ylabel("scales")
+    axis.set_xlabel("test error on CIFAR-100, %")
+    axis.tick_params(left=False)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    keys = [
+        mpl.lines.Line2D([], [], color=colours["mssar"], marker="o", alpha=0.5, linestyle="",
+                         label="a run"),
+        mpl.lines.Line2D([], [], color=colours["mssar"], marker="|", markersize=12,
+                         markeredgewidth=2.5, linestyle="", label="their mean"),
+        mpl.lines.Line2D([], [], color="#000000", marker="o", fillstyle="none",
+                         label="the paper, ± deviation"),
+    ]  # fmt: skip
+    figure.legend(handles=keys, loc="outside upper center", ncols=3, frameon=False, fontsize=SIZE)
+    figure.patch.set_facecolor("white")
+    figure.savefig(file, metadata={"Date": None})
