@@ -79,10 +79,12 @@ def test_what_is_said_of_all_three_follows_from_the_records():
 
 def test_the_figure_has_every_cell():
     drawn = (ROOT / "docs" / "assets" / "scales.svg").read_text()
-    for scales in ((), (1,), (2,), (4,), (1, 2, 4)):
-        errors = [r.error for r in runs(*scales)]
+    cells = {", ".join(map(str, k)) or "none": runs(*k) for k in ((), (1,), (2,), (4,), (1, 2, 4))}
+    cells["1, 2, 4 narrow"] = recorded("resnet56", "mssar", CELL, reduction=3)
+    for name, some in cells.items():
+        errors = [r.error for r in some]
         assert f">{plus_minus(fmean(errors), stdev(errors))}<" in drawn
-        assert f">{', '.join(map(str, scales)) or 'none'}<" in drawn
+        assert f">{name}<" in drawn
 
 
 def test_layers_of_one_scale_and_of_three_are_of_one_size():
