@@ -78,9 +78,20 @@ def test_a_graph_holds_the_average_and_a_rate_that_changes_by_the_step(tmp_path)
         assert score.loss == record.epochs[-1].test_loss
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "simam"])
 @pytest.mark.parametrize("graph", [True, False])
 def test_networks_trained_as_one_begin_as_they_would_alone(kind, graph, tmp_path):
+    assert_begun_as_alone(kind, graph, tmp_path)
+
+
+@pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize("kind", ["eca", "cbam", "coord", "ela", "ge"])
+@pytest.mark.parametrize("graph", [True, False])
+def test_networks_with_modules_of_timms_begin_as_they_would_alone(kind, graph, tmp_path):
+    assert_begun_as_alone(kind, graph, tmp_path)
+
+
+def assert_begun_as_alone(kind: str, graph: bool, tmp_path: Path) -> None:
     """An epoch; after more of them rounding has led to other networks, alone as well."""
     runs = [tiny(seed, kind, epochs=1) for seed in range(6)]
     how = cuda(deterministic=False, graph=graph)
@@ -270,6 +281,24 @@ def test_compiled_networks_train_from_the_command_line(tmp_path):
     )
     assert tested.returncode == 0, tested.stderr
     assert abs(json.loads(tested.stdout)["error"] - record.error) < 1  # not compiled, bf16
+
+
+@pytest.mark.usefixtures("timm")
+def test_stacks_of_others_modules_are_compiled_from_the_command_line(tmp_path):
+    words = ("resnet20", "--modules", "cbam,coord", "--seeds", "2", "--stack", "2", "--fleet", "4")
+    done = subprocess.run(
+        [sys.executable, "-m", "mssar", "compare", *words, "--compile", "--epochs", "2",
+         "--seconds", "0", "--runs", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = records.read(tmp_path / "records.jsonl")
+    assert len(found) == 4
+    for record in found:
+        assert (record.execution["stacked"], record.execution["compile"]) == (2, True)
+        assert record.epochs[1].train_loss < record.epochs[0].train_loss
 
 
 def test_long_runs_are_compiled_without_being_told_to(tmp_path):
