@@ -2,6 +2,7 @@
 
 import importlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from mssar.lab.engine.stack import Stack, obstacle
 from mssar.lab.engine.stacked import StackLearner
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run
+from mssar.networks.peers import SimAM
 
 CLASSES = (4, 7, 4)
 
 
-def networks(kind: str, **options: Any) -> list[nn.Module]:
+def networks(kind: str | Callable[[int], nn.Module], **options: Any) -> list[nn.Module]:
     torch.manual_seed(0)
     made = [mssar.create_model("resnet8", kind, num_classes=d, **options) for d in CLASSES]
     for network in made:
@@ -95,6 +97,28 @@ def test_a_stack_of_others_recalibrations_is_compiled_without_a_break(unchecked,
     expected = block(x)
     found = torch.compile(block, backend="aot_eager", fullgraph=True)(x)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["mssar", "simam-conv"])
+def test_networks_are_left_as_they_are(kind):
+    """What a stack learns, they do not."""
+    own = {"mssar": "mssar", "simam-conv": lambda c: nn.Sequential(SimAM(c), nn.Conv2d(c, c, 1))}
+    alone = [mssar.create_model("resnet8", own[kind]) for _ in range(2)]
+    before = [{name: t.clone() for name, t in net.state_dict().items()} for net in alone]
+    stack = Stack(alone)
+    for tensor in stack.network.state_dict().values():
+        tensor.zero_()
+    for network, kept in zip(alone, before, strict=True):
+        assert_same(network.state_dict(), kept)
+
+
+def test_sequences_are_beside_each_other_too():
+    """A grouped convolution is none that could be made wide as others are."""
+
+    def own(c: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(c, c, 3, 1, 1, groups=c), nn.BatchNorm2d(c, affine=False))
+
+    assert_each_computes_as_alone(networks(own))
 
 
 @pytest.mark.parametrize(
@@ -269,6 +293,29 @@ def test_a_run_of_a_stack_goes_on_by_itself_and_runs_by_themselves_in_a_stack(tm
     for run in (first, second):
         trained(run, two()["tiny"], tmp_path / "alone" / run.name)
         assert_same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
+
+
+@pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize("kind", ["mssar", "coord"])
+def test_who_was_in_a_stack_ends_alone_where_it_would_have(tmp_path, kind):
+    chosen = [tiny(seed, kind) for seed in (0, 1, 2)]
+    stacking = fleet.Stacking(3, two().__getitem__, CPU, tmp_path, World(), anew=False)
+    crew = fleet.StackedTrainings(
+        [
+            fleet.Training(run, two()["tiny"], CPU, tmp_path / run.name, Log(), member=member)
+            for run, member in zip(chosen, stacking.members(chosen, {}), strict=True)
+        ]
+    )
+    work = crew.work()
+    for _ in range(4):
+        next(work)
+    crew.save()
+    work.close()
+    crew.close()
+    for run in chosen:
+        assert trained(run, two()["tiny"], tmp_path / run.name).interruptions == 1
+        trained(run, two()["tiny"], tmp_path / "alone" / run.name)
+        assert_near(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
 
 
 @pytest.mark.parametrize("anew", [False, True])

@@ -94,7 +94,7 @@ def compare(
     options = {} if reduction is None else {"reduction": reduction}
     given = {"epochs": epochs, "batch": batch}
     changes = {name: value for name, value in given.items() if value is not None}
-    # Seed by seed, so that what is unfinished already compares something.
+    # Seed by seed, so that what is unfinished already compares something; a stack has them all.
     asked = combinations([net], kinds, options, dataset, range(seeds), recipe, changes)
     for run in asked:
         run.check()

@@ -62,7 +62,7 @@ def _others(network: nn.Module) -> list[str]:
     return [
         f"{name}.recalibrate"
         for name, block in network.named_modules()
-        if isinstance(block, BasicBlock) and type(block.recalibrate) not in HOLDERS
+        if isinstance(block, BasicBlock) and type(block.recalibrate) not in (MSSAR, nn.Identity)
     ]
 
 

@@ -9,7 +9,7 @@ from mssar.lab.experiments.table3 import NARROW
 
 def cells() -> tuple[Cell, ...]:
     """ResNet-56 and DenseNet-100; one global region is SE, so SE has its place here. Then the
-    narrower layers of ResNet-56, as in table 3: they alone fit the published costs of all rows."""
+    narrower layers of ResNet-56, as in table 3: they alone fit its published costs in all rows."""
     main = [Cell(row, data, remark=_remark(row)) for row in TABLE4 for data in CIFAR]
     narrow = [
         Cell(row, data, {"reduction": 3}, additional=True, remark=NARROW)

@@ -22,7 +22,7 @@ NOTES = {
     "table4": (
         "Which scales matter? Scale 1 alone is Squeeze-and-Excitation: one region, the whole map. "
         "The claim is that several scales together are better than that, and one better than none. "
-        "Rows with reduction=3 have narrower layers, which fit the published costs."
+        "Rows with reduction=3 have narrower layers, which fit the published costs of ResNet-56."
     ),
     "strategy": (
         "Regions that tile the map, or a window around every position. The paper prints no error "

@@ -14,7 +14,7 @@ def margin(*sides: tuple[float, int]) -> float:
     behind the other, around the mean of their differences.
 
     Of a side the spread (sample standard deviation) and the number, which is at least two. Where
-    none has a spread, nothing says how wide it is, and it has no end.
+    none has a spread, nothing says how wide it is, and it has no end. No run may be on two sides.
     """
     variance, freedom = _apart(sides)
     return quantile(0.5 + LEVEL / 2, freedom) * math.sqrt(variance) if variance else math.inf
