@@ -100,7 +100,7 @@ BAD = {
     ),
     "1e999 of a class": (changed(class_errors=[77.25]).replace("77.25", "1e999"), "class_errors"),
     "no hardware": (changed("environment", hardware=None), "environment.hardware: expected str"),
-    "together with none": (changed("execution", together=0), "execution.together: expected int"),
+    "together with none": (changed("execution", together=0), "execution.together: expected float"),
     "images in words": (changed("data", train="x"), "data.train: expected int; got 'x'"),
     "time below nothing": (changed(seconds=-5.0), "seconds: expected float >= 0.0; got -5.0"),
     "1e999 in the data": (changed("data", classes=77.25).replace("77.25", "1e999"), "data"),

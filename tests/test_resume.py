@@ -103,7 +103,7 @@ def test_runs_on_the_device_are_counted_before_a_stop_too(tmp_path):
             if finished(tmp_path) is None:
                 training.company.add(1)
                 turns += 1
-    wanted = math.ceil((9 * PAUSES + turns) / (PAUSES + turns))
+    wanted = math.ceil(100 * (9 * PAUSES + turns) / (PAUSES + turns)) / 100
     assert 1 < wanted < 9
     assert finished(tmp_path).execution["together"] == wanted
 

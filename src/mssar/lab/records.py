@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mssar.lab import lines, values
-from mssar.lab.values import Count, Percent, Seconds
+from mssar.lab.values import AtLeastOne, Count, Percent, Seconds
 
 SCHEMA = 1
 
@@ -64,7 +64,7 @@ _WITHIN: dict[str, dict[str, Any]] = {
     "run": {"network": str, "recalibration": str, "options": dict, "dataset": str}
     | {"recipe": dict, "seed": int},
     "data": {"checksum": str, "classes": Count, "train": Count, "test": Count},
-    "execution": {"together": Count},
+    "execution": {"together": AtLeastOne},
     "environment": {"hardware": str},
 }
 

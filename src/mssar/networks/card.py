@@ -166,7 +166,7 @@ def _training(
             hardware=environment["hardware"],
             torch=environment.get("torch", "?"),
             seconds=record["seconds"],
-            together=f", {together} runs at once" if together > 1 else "",
+            together=f", {together:g} runs at once" if together > 1 else "",
             version=code.get("version", "?"),
             commit=f", commit {commit}" if commit else "",
             command=_without_paths(record["command"]),

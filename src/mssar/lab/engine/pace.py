@@ -81,5 +81,7 @@ class Company:
         return self.runs / self.turns if self.turns else 1.0
 
     @property
-    def mean(self) -> int:
-        return math.ceil(self.average)
+    def mean(self) -> float:
+        """To two digits, up: what a run took of the device is its time over this."""
+        found = math.ceil(100 * self.average) / 100
+        return int(found) if found.is_integer() else found

@@ -30,12 +30,12 @@ def record(
     execution: Execution,
     *,
     processes: int,
-    together: int,
+    together: float,
     stacked: int = 1,
     unreadable: int | None = None,
 ) -> Record:
-    """What is kept of a finished run; ``together``: so many runs shared the device, and of these
-    ``stacked`` were one network."""
+    """What is kept of a finished run; ``together``: so many runs shared the device, in the mean,
+    and of these ``stacked`` were one network."""
     with torch.device("meta"):
         counted = cost(run.build(len(data.classes)), image_shape(run, data))
     epochs = tuple(Epoch(**found) for found in progress.history)

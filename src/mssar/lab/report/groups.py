@@ -190,7 +190,7 @@ def provenance(record: Record) -> dict[str, str]:
         "data": f"{run['dataset']}, {record.data['checksum']}",
         "recipe": json.dumps(run["recipe"]),
         "finished": record.finished,
-        "time": f"{record.seconds:,.0f} s, {record.execution['together']} at once",
+        "time": f"{record.seconds:,.0f} s, {record.execution['together']:g} at once",
         "interruptions": str(record.interruptions),
         "begun by": _earlier(record),
     }
