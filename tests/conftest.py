@@ -42,7 +42,8 @@ SLOW = (
     *("kernels_evaluation", "kernels_numbers", "synchronised", "tail", "tail_compiled", "windows"),
     *("export", "surgery_uses", "symbolic", "transforms"),
     *("documents", "notebook", "page_browser", "page_figures", "page_tables"),
-    *("distributed", "offline", "photograph_training", "stack", "submit_local", "submit_slurm"),
+    *("distributed", "offline", "photograph_training", "stack", "stacked_runs"),
+    *("submit_local", "submit_slurm"),
     *("faults_command", "faults_company", "faults_disk", "faults_kills"),
 )
 
