@@ -39,7 +39,7 @@ Part = tuple[slice, ...]
 class Beside(nn.ModuleList):
     """The networks' modules for maps of C channels, each with its own network's."""
 
-    def forward(self, x: Float[Tensor, "N G*C H W"]) -> Float[Tensor, "N G*C H W"]:
+    def forward(self, x: Float[Tensor, "N GC H W"]) -> Float[Tensor, "N GC H W"]:
         own = x.chunk(len(self), 1)
         return torch.cat([module(part) for module, part in zip(self, own, strict=True)], 1)
 
