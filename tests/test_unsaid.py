@@ -81,17 +81,14 @@ def test_runs_as_one_decay_as_each_would_alone(kind, tmp_path):
     made = fleet.train(chosen, lambda _: arrays(), CPU, tmp_path, log := Log(), width=3, stack=3)
     assert [r.execution["stacked"] for r in made.records] == [3, 3, 3], log.failures
     for run in chosen:
-        trained(run, arrays(), tmp_path / "alone")
-        found, expected = learnt(tmp_path / run.name), learnt(tmp_path / "alone")
+        alone, usual = tmp_path / "alone" / run.name, tmp_path / "usual" / run.name
+        trained(run, arrays(), alone)
+        found, expected = learnt(tmp_path / run.name), learnt(alone)
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor, rtol=2e-3, atol=2e-4, msg=name)
-        usual = replace(run, recipe=varied(run.recipe, decay="all"))
-        trained(usual, arrays(), tmp_path / "usual")
-        shift = learnt(tmp_path / "usual")["model.bn1.weight"] - expected["model.bn1.weight"]
+        trained(replace(run, recipe=varied(run.recipe, decay="all")), arrays(), usual)
+        shift = learnt(usual)["model.bn1.weight"] - expected["model.bn1.weight"]
         assert shift.abs().max() > 0.01  # far beyond what is let pass above
-        for folder in ("alone", "usual"):
-            for path in (tmp_path / folder).iterdir():
-                path.unlink()
 
 
 @pytest.mark.parametrize("pauses", [2, 5])
