@@ -3,8 +3,10 @@
 from test_results import ROOT
 
 from mssar.lab import records
+from mssar.lab.recipes import varied
 from mssar.lab.report.content import Claim
 from mssar.lab.report.groups import judged, side
+from mssar.lab.run import usual_recipe
 
 RECORDS = records.read(ROOT / "records")
 NETWORKS = ("resnet20", "resnet32", "resnet56")
@@ -27,7 +29,8 @@ def recorded(
         and r.run["options"].get("reduction", 1) == reduction
         and tuple(r.run["options"].get("scales", (1, 2, 4))) == scales
         and r.run["options"].get("strategy", "regional") == "regional"
-        and r.run["recipe"]["weight_decay"] == weight_decay
+        and r.run["recipe"]
+        == varied(usual_recipe(network, dataset), weight_decay=weight_decay).as_dict()
     ]
 
 

@@ -159,7 +159,12 @@ def job(world: World, words: tuple[Any, ...], kinds: dict[str, Any]) -> dict[str
 
 @pytest.mark.parametrize(
     ("recalibration", "changes"),
-    [("none", {}), ("mssar", {}), ("none", {"ema": 0.8, "schedule": "cosine", "smoothing": 0.1})],
+    [
+        ("none", {}),
+        ("mssar", {}),
+        ("none", {"ema": 0.8, "schedule": "cosine", "smoothing": 0.1}),
+        ("mssar", {"decay": "weights", "weight_decay": 0.1, "init": "torch", "fill": "mean"}),
+    ],
 )
 def test_two_processes_train_as_one(crew, tmp_path, recalibration, changes):
     """In batches of 16, 16 and 5: the last is 3 images here and 2 there."""

@@ -28,6 +28,7 @@ ALONE = World()
     [
         ("none", {}),
         ("mssar", {"weight_decay": 0.05}),
+        ("mssar", {"weight_decay": 0.5, "decay": "weights"}),
         ("none", {"nesterov": False, "momentum": 0.8}),
         ("none", {"nesterov": False, "momentum": 0.0, "weight_decay": 0.0}),
     ],
@@ -51,8 +52,13 @@ def test_a_step_is_the_textbooks(recalibration, changes):
             assert learner.wrong[step] == (logits.argmax(1) != y).sum()
             slopes = torch.autograd.grad(loss, list(model.parameters()))
             with torch.no_grad():
-                for p, slope, speed in zip(model.parameters(), slopes, speeds, strict=True):
-                    slope = slope + recipe.weight_decay * p
+                for (name, p), slope, speed in zip(
+                    model.named_parameters(), slopes, speeds, strict=True
+                ):
+                    spared = name == "fc.bias" or "bn" in name or "norm" in name
+                    spared = spared or "downsample.1" in name
+                    decay = 0.0 if spared and "decay" in changes else recipe.weight_decay
+                    slope = slope + decay * p
                     speed.mul_(recipe.momentum).add_(slope)
                     p -= lr * (slope + recipe.momentum * speed if recipe.nesterov else speed)
         for name, tensor in model.state_dict().items():

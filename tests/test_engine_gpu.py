@@ -58,8 +58,9 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_graph_computes_what_the_steps_do(kind, tmp_path):
-    run = tiny(recalibration=kind)
+@pytest.mark.parametrize("changes", [{}, {"decay": "weights", "weight_decay": 0.1, "fill": "mean"}])
+def test_a_graph_computes_what_the_steps_do(kind, changes, tmp_path):
+    run = tiny(recalibration=kind, **changes)
     (graph,) = run_all([run], cuda(), tmp_path / "graph")
     (eager,) = run_all([run], cuda(graph=False), tmp_path / "eager")
     assert same(graph, eager)

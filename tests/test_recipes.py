@@ -84,9 +84,18 @@ def test_every_step_has_a_learning_rate_of_its_own_between_two_of_the_course():
 
 
 def test_what_the_paper_does_not_have_is_written_down_only_where_it_is_used():
-    new = {"schedule", "warmup", "smoothing", "ema"}
+    new = {"schedule", "warmup", "smoothing", "ema", "decay", "init"}
     assert not new & CIFAR_RESNET.as_dict().keys()
-    assert new & FINETUNE.as_dict().keys() == new - {"ema"}
+    assert new & FINETUNE.as_dict().keys() == {"schedule", "warmup", "smoothing"}
+    assert CIFAR_RESNET.as_dict()["augmentation"] == {"kind": "crops", "padding": 4, "mirror": 0.5}
+    other = varied(CIFAR_RESNET, decay="weights", init="torch", fill="mean")
+    assert other.as_dict() == {
+        **CIFAR_RESNET.as_dict(),
+        "augmentation": {"kind": "crops", "padding": 4, "mirror": 0.5, "fill": "mean"},
+        "decay": "weights",
+        "init": "torch",
+    }
+    assert recipe_from_dict(json.loads(json.dumps(other.as_dict()))) == other
     assert Run("resnet20").name == "arrangements-resnet20-none-seed0-ebc6e9"
     assert varied(CIFAR_RESNET, schedule="cosine").drops == ()
 
@@ -116,7 +125,7 @@ def test_another_augmentation_and_its_own_fields_can_be_given_together():
         (
             CIFAR_RESNET,
             {"epoch": 3},
-            "cifar_resnet has no 'epoch'; it has batch, drops, ema, epochs, ",
+            "cifar_resnet has no 'epoch'; it has batch, decay, drops, ema, ",
         ),
         (CIFAR_RESNET, {"size": 64}, "cifar_resnet has no 'size'; "),
         (ILSVRC2012, {"padding": 4}, "ilsvrc2012 has no 'padding'; .* rotation, schedule, size, "),
@@ -146,6 +155,10 @@ def test_another_augmentation_and_its_own_fields_can_be_given_together():
         (FINETUNE, {"epochs": 1}, "warmup is in epochs, .* less than all 1; got 1.0"),
         (CIFAR_RESNET, {"smoothing": 1.0}, "smoothing is a share, 0 or more, below 1; got 1.0"),
         (CIFAR_RESNET, {"ema": 1.0}, r"ema is 0 \(off\) or a share below 1, .*; got 1.0"),
+        (CIFAR_RESNET, {"decay": "norms"}, "decay is all or weights; got 'norms'"),
+        (CIFAR_RESNET, {"init": "xavier"}, "init is he or torch; got 'xavier'"),
+        (CIFAR_RESNET, {"fill": "white"}, "fill is black or mean; got 'white'"),
+        (ILSVRC2012, {"fill": "mean"}, "ilsvrc2012 has no 'fill'; it has area, batch, decay, "),
         (CIFAR_RESNET, {"padding": -1}, "padding is a number of pixels, 0 or more; got -1"),
         (CIFAR_RESNET, {"mirror": 1.5}, "mirror is a probability; got 1.5"),
         (CIFAR_RESNET, {"mirror": float("nan")}, "mirror is a probability; got nan"),
@@ -223,6 +236,22 @@ def test_what_is_no_recipe_is_refused(found):
         ({"epochs": "160"}, "epochs: expected int; got '160'"),
         ({"drops": [80, "120"]}, "drops[1]: expected int; got '120'"),
         ({"burn_in": 5}, "burn_in: unknown"),
+        ({"decay": True}, "decay: expected str; got True"),
+        ({"decay": "none"}, "decay is all or weights; got 'none'"),
+        ({"init": ["he"]}, "init: expected str; got ['he']"),
+        ({"init": "He"}, "init is he or torch; got 'He'"),
+        (
+            {"augmentation": {"kind": "crops", "fill": 0}},
+            "augmentation.fill: expected str; got 0",
+        ),
+        (
+            {"augmentation": {"kind": "crops", "fill": "grey"}},
+            "fill is black or mean; got 'grey'",
+        ),
+        (
+            {"augmentation": {"kind": "photographs", "fill": "mean"}},
+            "augmentation.fill: unknown",
+        ),
         (
             {"augmentation": {"kind": "mixup"}},
             "augmentation.kind: expected crops or photographs; got 'mixup'",
@@ -278,6 +307,9 @@ def test_every_difference_makes_another_name():
         replace(first, recipe=CIFAR_DENSENET),
         replace(first, recipe=varied(CIFAR_RESNET, lr=0.05)),
         replace(first, recipe=varied(CIFAR_RESNET, mirror=0.0)),
+        replace(first, recipe=varied(CIFAR_RESNET, decay="weights")),
+        replace(first, recipe=varied(CIFAR_RESNET, init="torch")),
+        replace(first, recipe=varied(CIFAR_RESNET, fill="mean")),
     ]
     names = [run.name for run in (first, *others)]
     assert len(set(names)) == len(names)

@@ -19,21 +19,26 @@ def _require(holds: bool, needed: str, got: Any) -> None:
         raise ValueError(f"{needed}; got {got!r}")
 
 
+FILLS = ("black", "mean")
 MIRROR = {"help": "Probability of a mirror image."}
 
 
 @dataclass(frozen=True)
 class Crops:
-    """Small images: a crop from a zero-padded image, mirrored or not; the whole image in tests."""
+    """Small images: a crop from a padded image, mirrored or not; the whole image in tests."""
 
     padding: int = field(
-        default=4, metadata={"help": "Small images: zeros around, before the crop."}
+        default=4, metadata={"help": "Small images: pixels around, before the crop."}
     )
     mirror: float = field(default=0.5, metadata=MIRROR)
+    fill: str = field(
+        default="black", metadata={"help": "Small images: the colour around, black or mean."}
+    )
 
     def __post_init__(self) -> None:
         _require(self.padding >= 0, "padding is a number of pixels, 0 or more", self.padding)
         _require(0 <= self.mirror <= 1, "mirror is a probability", self.mirror)
+        _require(self.fill in FILLS, f"fill is {' or '.join(FILLS)}", self.fill)
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,19 @@ AUGMENTATIONS: dict[str, type[Augmentation]] = {"crops": Crops, "photographs": P
 
 
 SCHEDULES = ("steps", "cosine")
-# Fields that are written down only where they have other values: runs from before there were any
-# keep their names.
-UNWRITTEN = {"schedule": "steps", "warmup": 0.0, "smoothing": 0.0, "ema": 0.0}
+DECAYS = ("all", "weights")
+INITS = ("he", "torch")
+# Fields, of a recipe or its augmentation, that are written down only where they have other values:
+# runs from before there were any keep their names.
+UNWRITTEN = {
+    "schedule": "steps",
+    "warmup": 0.0,
+    "smoothing": 0.0,
+    "ema": 0.0,
+    "decay": "all",
+    "init": "he",
+    "fill": "black",
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,9 @@ class Recipe:
     factor: float = field(default=0.1, metadata={"help": "What a drop multiplies it by."})
     momentum: float = field(default=0.9, metadata={"help": "Of gradient descent."})
     nesterov: bool = field(default=True, metadata={"help": "Nesterov's momentum, or plain."})
-    weight_decay: float = field(default=1e-4, metadata={"help": "On all parameters."})
+    weight_decay: float = field(
+        default=1e-4, metadata={"help": "On all parameters, or as --decay says."}
+    )
     augmentation: Augmentation = Crops()
     # What the paper does not have.
     schedule: str = field(
@@ -107,6 +124,14 @@ class Recipe:
     )
     ema: float = field(  # 0: there is no average
         default=0.0, metadata={"help": "Test the weights' average; what a step leaves of it."}
+    )
+    # What the paper does not say.
+    decay: str = field(
+        default="all",
+        metadata={"help": "Of weight decay: all, or weights (no norms, no biases)."},
+    )
+    init: str = field(
+        default="he", metadata={"help": "Of our networks from scratch: he, or torch's own."}
     )
 
     def __post_init__(self) -> None:
@@ -129,6 +154,8 @@ class Recipe:
             0 <= self.smoothing < 1, "smoothing is a share, 0 or more, below 1", self.smoothing
         )
         _require(0 <= self.ema < 1, "ema is 0 (off) or a share below 1, as in 0.999", self.ema)
+        _require(self.decay in DECAYS, f"decay is {' or '.join(DECAYS)}", self.decay)
+        _require(self.init in INITS, f"init is {' or '.join(INITS)}", self.init)
 
     def lr_at(self, epoch: float) -> float:
         """The learning rate when so many epochs have passed, and a part of the next."""
@@ -146,11 +173,8 @@ class Recipe:
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON; :func:`recipe_from_dict` reads it back."""
         kind = next(k for k, v in AUGMENTATIONS.items() if isinstance(self.augmentation, v))
-        found = asdict(self)
-        for name, usual in UNWRITTEN.items():
-            if found[name] == usual:
-                del found[name]
-        found["augmentation"] = {"kind": kind, **found["augmentation"]}
+        found = _written(asdict(self))
+        found["augmentation"] = {"kind": kind, **_written(found["augmentation"])}
         listed: dict[str, Any] = _lists(found)
         return listed
 
@@ -216,6 +240,10 @@ def recipe_from_dict(found: Any) -> Recipe:
         return values.fitted(Recipe, rest, augmentation=augmentation)
     except ValueError as error:
         raise ValueError(f"this is no recipe: {error}") from None
+
+
+def _written(found: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in found.items() if k not in UNWRITTEN or v != UNWRITTEN[k]}
 
 
 def _lists(value: Any) -> Any:

@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,10 +27,12 @@ from mssar.lab.recipes import (
     DEMO,
     FINETUNE,
     ILSVRC2012,
+    UNWRITTEN,
     Photographs,
     Recipe,
     recipe_from_dict,
 )
+from mssar.networks.classifier import as_constructed
 from mssar.networks.recalibration import RECALIBRATIONS
 from mssar.networks.registry import architecture
 from mssar.options import defaults
@@ -109,6 +112,17 @@ class Run:
             )
         settled = settled_options(self.network, self.recalibration, self.options)
         object.__setattr__(self, "options", MappingProxyType(settled))
+        self._require_ours_from_scratch()
+
+    def _require_ours_from_scratch(self) -> None:
+        """Where it is said how the network is initialised."""
+        if (init := self.recipe.init) == UNWRITTEN["init"]:
+            return
+        whose = f"init={init} is for networks of this package that begin from scratch"
+        if foreign.is_foreign(self.network):
+            raise ValueError(f"{whose}; {self.network} is another library's: leave out --init")
+        if self.weights is not None:
+            raise ValueError(f"{whose}; this one begins with {self.weights.file}: leave out --init")
 
     def __hash__(self) -> int:  # the options' mapping has none
         return hash((self.network, self.recalibration, self.dataset, self.recipe, self.seed))
@@ -152,7 +166,8 @@ class Run:
         with GENERATOR, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)  # not those of GPUs
             kind, options = self.recalibration, dict(self.options)
-            return foreign.build(self.network, kind, num_classes, **begin, **options)
+            with as_constructed() if self.recipe.init == "torch" else nullcontext():
+                return foreign.build(self.network, kind, num_classes, **begin, **options)
 
     def normalised(self, data: Data) -> Data:
         """A data set whose pixels are normalised as the run has it."""

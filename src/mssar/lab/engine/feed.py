@@ -1,6 +1,6 @@
 """What a step is given: batches from data that live on the device, or that are read on the way.
 
-N images of the whole epoch that this process trains on, n of a batch; H W pixels.
+N images of the whole epoch that this process trains on, n of a batch; H W pixels, C colours.
 
 All randomness of an epoch is drawn from a generator of its own, seeded by the run's seed and the
 epoch: the order and the crops are the same on every device, beside any other run, and after a
@@ -27,7 +27,7 @@ from mssar.lab.engine.world import World
 from mssar.lab.recipes import Crops, Photographs, Recipe
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int64, UInt8
+    from jaxtyping import Bool, Float, Int64, Shaped, UInt8
 
 EVALUATION_BATCH = 1000
 
@@ -96,13 +96,13 @@ def test_parts(images: int, batch: int, world: World) -> list[Tensor]:
 
 
 def crop(
-    images: UInt8[Tensor, "M h w 3"],
+    images: Shaped[Tensor, "M h w C"],
     which: Int64[Tensor, " N"],
     top: Int64[Tensor, " N"],
     left: Int64[Tensor, " N"],
     mirrored: Bool[Tensor, " N"],
     size: tuple[int, int],
-) -> UInt8[Tensor, "N H W 3"]:
+) -> Shaped[Tensor, "N H W C"]:
     """Crops of chosen images, some mirrored, all in one gather."""
     height, width = size
     rows = torch.arange(height, device=images.device)
@@ -127,11 +127,14 @@ class Resident:
     """A data set on a device, for all runs there; training images with their margin."""
 
     def __init__(self, data: Arrays, padding: int, device: torch.device) -> None:
-        margin = (0, 0, padding, padding, padding, padding)
-        self.train = Split(
-            F.pad(data.train.images.to(device), margin), data.train.labels.to(device)
-        )
+        padded = F.pad(data.train.images.to(device), _around(padding))
+        self.train = Split(padded, data.train.labels.to(device))
         self.test = Split(data.test.images.to(device), data.test.labels.to(device))
+
+
+def _around(padding: int) -> tuple[int, ...]:
+    """As F.pad has it for images with their colours last."""
+    return (0, 0, padding, padding, padding, padding)
 
 
 class ArraysFeed:
@@ -157,6 +160,13 @@ class ArraysFeed:
         self.sizes, self.totals = batch_sizes(self.count, recipe.batch, world)
         self.images = torch.empty((sum(self.sizes), *self.size, 3), dtype=torch.uint8).to(device)
         self.labels = torch.zeros(sum(self.sizes), dtype=torch.int64, device=device)
+        # A mean colour is no byte: where pixels are around an image is remembered until they are
+        # normalised, if they are to be that.
+        self.beyond: Tensor | None = None
+        if self.augmentation.fill == "mean":
+            image = torch.zeros((1, *self.size, 1), dtype=torch.bool, device=device)
+            self.margin = F.pad(image, _around(self.augmentation.padding), value=True)
+            self.beyond = image.repeat(sum(self.sizes), 1, 1, 1)
         self.within = torch.arange(self.sizes[0], device=device)
         self.parts = [
             part.to(device) for part in test_parts(len(data.test), EVALUATION_BATCH, world)
@@ -175,6 +185,9 @@ class ArraysFeed:
         source = self.resident.train
         self.images.copy_(crop(source.images, which, top, left, mirrored, self.size))
         self.labels.copy_(source.labels[which])
+        if self.beyond is not None:
+            one = torch.zeros_like(which)
+            self.beyond.copy_(crop(self.margin, one, top, left, mirrored, self.size))
 
     def load(self, step: int) -> None:
         """It is there."""
@@ -182,7 +195,11 @@ class ArraysFeed:
     def take(self, counter: Int64[Tensor, ""], size: int) -> tuple[Tensor, Tensor]:
         index = counter * self.sizes[0] + self.within[:size]
         x = self.images.index_select(0, index).permute(0, 3, 1, 2)  # channels_last by birth
-        return self.normalise(x), self.labels.index_select(0, index)
+        normalised = self.normalise(x)
+        if self.beyond is not None:
+            beyond = self.beyond.index_select(0, index).permute(0, 3, 1, 2)
+            normalised.masked_fill_(beyond, 0.0)
+        return normalised, self.labels.index_select(0, index)
 
     def begin_test(self) -> None:
         """It is there."""

@@ -55,7 +55,7 @@ class Learner:
         self.losses = torch.zeros(shape, device=device)  # means over the global batch
         self.wrong = torch.zeros(shape, dtype=torch.int64, device=device)
         self.optimiser = torch.optim.SGD(
-            self.model.parameters(),
+            decaying(self.model, recipe.decay),
             lr=self.lr,
             momentum=recipe.momentum,
             nesterov=recipe.nesterov,
@@ -232,6 +232,16 @@ class Learner:
     def buffers(self) -> list[Tensor]:
         averaged = self.average.model.buffers() if self.average else ()
         return [*self.model.buffers(), *averaged]
+
+
+def decaying(model: nn.Module, decay: str) -> list[dict[str, Any]]:
+    """A network's parameters, by whether weight decay is for them: for all, or for weights alone,
+    which have more than one dimension as no norm's parameter and no bias has."""
+    found = list(model.parameters())
+    if decay == "all":
+        return [{"params": found}]
+    weights, others = ([p for p in found if (p.ndim > 1) is wanted] for wanted in (True, False))
+    return [{"params": weights}, {"params": others, "weight_decay": 0.0}]
 
 
 def drops(model: nn.Module) -> bool:

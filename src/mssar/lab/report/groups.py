@@ -94,11 +94,18 @@ def _recipe(run: Mapping[str, Any]) -> str:
     usual = usual_recipe(run["network"], run["dataset"], begun=bool(begun)).as_dict()
     if recipe == usual:
         return " ".join(begun)
-    said = {name: value for name, value in UNWRITTEN.items() if name in usual} | recipe
-    changed = {name: value for name, value in said.items() if usual.get(name) != value}
+    changed = _changed(recipe, usual)
     if "name" in changed:
         return " ".join([f"recipe={recipe['name']}", *begun])
+    if isinstance(augmentation := changed.get("augmentation"), Mapping):
+        del changed["augmentation"]
+        changed |= _changed(augmentation, usual["augmentation"])
     return " ".join([*(f"{name}={_text(value)}" for name, value in changed.items()), *begun])
+
+
+def _changed(found: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    said = {name: value for name, value in UNWRITTEN.items() if name in usual} | {**found}
+    return {name: value for name, value in said.items() if usual.get(name) != value}
 
 
 def _text(value: object) -> str:
