@@ -12,15 +12,13 @@ from lab import CPU, Log, arrays, assert_same, feed, learnt, opened, tiny, train
 from test_feed import plain_crop
 from torch import Tensor, nn
 
-import mssar
 from mssar.lab import records
 from mssar.lab.engine import fleet
 from mssar.lab.engine.feed import arrays_feed, crop, generator
 from mssar.lab.engine.step import Learner, decaying
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import CIFAR_RESNET, UNWRITTEN, varied
-from mssar.lab.run import Initial, Run, run_from_dict
-from mssar.networks import cifar_resnet, classifier, densenet
+from mssar.lab.run import Initial, Run, begin_as_in_torch, run_from_dict
 
 ROOT = Path(__file__).parent.parent
 UNSAID = {"decay": "weights", "init": "torch", "fill": "mean"}
@@ -206,57 +204,48 @@ def outcomes(images: list[Tensor] | Tensor) -> Counter[bytes]:
 # --- how weights begin ---
 
 
-def convolutions() -> dict[str, nn.Conv2d]:
+def layers() -> dict[str, nn.Module]:
     """A ResNet-8's, one after the other, each as PyTorch makes it."""
-    made = {"conv1": nn.Conv2d(3, 16, 3, bias=False)}
+    made: dict[str, nn.Module] = {"conv1": nn.Conv2d(3, 16, 3, bias=False)}
     for stage, (inputs, width) in enumerate(((16, 16), (16, 32), (32, 64)), 1):
         block = f"layer{stage}.0"
         made[f"{block}.conv1"] = nn.Conv2d(inputs, width, 3, bias=False)
         made[f"{block}.conv2"] = nn.Conv2d(width, width, 3, bias=False)
         if inputs != width:
             made[f"{block}.downsample.0"] = nn.Conv2d(inputs, width, 1, bias=False)
-    return made
+    return made | {"fc": nn.Linear(64, 7)}
 
 
-@pytest.mark.parametrize("init", ["he", "torch"])
-def test_layers_begin_with_hes_or_with_what_they_are_constructed_with(init):
-    """He's for convolutions before the classifier is drawn, and no bias: as it always was."""
-    found = Run("resnet8", recipe=varied(CIFAR_RESNET, init=init), seed=3).build(7).state_dict()
+def test_layers_begin_as_pytorch_makes_them():
+    network = Run("resnet8", seed=1).build(7)
+    usual = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     torch.manual_seed(3)
-    layers: dict[str, nn.Module] = {**convolutions()}
-    if init == "he":
-        for layer in layers.values():
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    layers["fc"] = nn.Linear(64, 7)
-    if init == "he":
-        nn.init.zeros_(layers["fc"].bias)
-    expected = {f"{n}.{own}": t for n, m in layers.items() for own, t in m.state_dict().items()}
+    begin_as_in_torch(network)
+    found = network.state_dict()
+    torch.manual_seed(3)
+    expected = {f"{n}.{own}": t for n, m in layers().items() for own, t in m.state_dict().items()}
     assert {name for name, t in found.items() if t.ndim > 1} < expected.keys() < found.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected.get(name, usual[name])), name
 
 
 @pytest.mark.parametrize(
-    ("network", "kind"), [("resnet8", "mssar"), ("resnet20", "se"), ("densenet100", "none")]
+    ("network", "kind"), [("resnet8", "mssar"), ("resnet20", "se"), ("densenet100", "mssar")]
 )
-def test_a_network_is_as_it_is_constructed_with_its_recalibration(network, kind, monkeypatch):
+def test_a_recalibration_begins_as_ever(network, kind):
     run = Run(network, kind, recipe=varied(CIFAR_RESNET, init="torch"), seed=3)
     torch.manual_seed(5)
-    found = run.build(7).state_dict()
+    found, again = (run.build(7).state_dict() for _ in range(2))
     after = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(after, torch.rand(3))  # the global generator was left alone
-    assert not classifier._PLAIN.get()
+    assert_same(found, again)
     he = replace(run, recipe=CIFAR_RESNET).build(7).state_dict()
-    for module in (cifar_resnet, densenet):
-        monkeypatch.setattr(module, "initialise", lambda _: None)
-    torch.manual_seed(3)
-    expected = mssar.create_model(network, kind, num_classes=7).state_dict()
-    expected["fc.bias"] = found["fc.bias"]  # which is still made zero there
-    assert_same(found, expected)
     for name, tensor in found.items():
-        itself = "recalibrate" in name or "norm" in name or "bn" in name or "downsample.1" in name
-        assert torch.equal(tensor, he[name]) is itself, name
+        drawn = "recalibrate" not in name and (tensor.ndim > 1 or name == "fc.bias")
+        assert torch.equal(tensor, he[name]) is not drawn, name
+        if drawn and tensor.ndim > 1:  # evenly, up to 1 / √inputs; He's has no bound
+            assert tensor.abs().max() <= tensor[0].numel() ** -0.5, name
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import json
 import re
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +31,6 @@ from mssar.lab.recipes import (
     Recipe,
     recipe_from_dict,
 )
-from mssar.networks.classifier import as_constructed
 from mssar.networks.recalibration import RECALIBRATIONS
 from mssar.networks.registry import architecture
 from mssar.options import defaults
@@ -166,8 +164,10 @@ class Run:
         with GENERATOR, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)  # not those of GPUs
             kind, options = self.recalibration, dict(self.options)
-            with as_constructed() if self.recipe.init == "torch" else nullcontext():
-                return foreign.build(self.network, kind, num_classes, **begin, **options)
+            network = foreign.build(self.network, kind, num_classes, **begin, **options)
+            if self.recipe.init == "torch":
+                begin_as_in_torch(network)
+            return network
 
     def normalised(self, data: Data) -> Data:
         """A data set whose pixels are normalised as the run has it."""
@@ -318,6 +318,16 @@ def _places(where: Any) -> str | tuple[str, ...]:
     if not names or not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
         raise ValueError(f"where of a run is 'blocks', 'se' or names of modules; got {where!r:.60}")
     return names
+
+
+def begin_as_in_torch(module: nn.Module) -> None:
+    """Draw what a network begins with anew, by PyTorch's own rules; a recalibration has its own."""
+    for name, child in module.named_children():
+        if name == "recalibrate":
+            continue
+        if isinstance(child, (nn.Conv2d, nn.Linear)):
+            child.reset_parameters()
+        begin_as_in_torch(child)
 
 
 def text_of(value: Any) -> str:

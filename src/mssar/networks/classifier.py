@@ -6,9 +6,6 @@ The names are timm's, so that code written for its models works on these.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 C = TypeVar("C", bound="Classifier")
-_PLAIN = ContextVar("_PLAIN", default=False)  # whether layers are left as they are constructed
 
 
 class Classifier(nn.Module, ABC):
@@ -67,8 +63,7 @@ class Classifier(nn.Module, ABC):
             return
         like = next(self.parameters())
         self.fc = nn.Linear(inputs, num_classes, device=like.device, dtype=like.dtype)
-        if not _PLAIN.get():
-            nn.init.zeros_(self.fc.bias)
+        nn.init.zeros_(self.fc.bias)
 
     # As on the Hugging Face Hub. What these need is imported when they are called.
 
@@ -100,22 +95,9 @@ def initialise(module: nn.Module) -> None:
 
     BN starts as the identity by itself; a recalibration initialises itself.
     """
-    if _PLAIN.get():
-        return
     for name, child in module.named_children():
         if name == "recalibrate":
             continue
         if isinstance(child, nn.Conv2d):
             nn.init.kaiming_normal_(child.weight, mode="fan_out", nonlinearity="relu")
         initialise(child)
-
-
-@contextmanager
-def as_constructed() -> Iterator[None]:
-    """Networks made within it begin with PyTorch's own initialisation of convolutions and linear
-    layers; a recalibration still initialises itself."""
-    before = _PLAIN.set(True)
-    try:
-        yield
-    finally:
-        _PLAIN.reset(before)
