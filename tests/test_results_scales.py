@@ -1,8 +1,8 @@
-"""What pages say of single scales and of all of them, against the records."""
+"""What pages say of every combination of scales, against the records."""
 
+from itertools import combinations
 from statistics import fmean, median, stdev
 
-import pytest
 from reproduced import RECORDS, published, recorded
 from test_results import PAGES, ROOT
 
@@ -11,11 +11,14 @@ from mssar.lab.experiments.plan import plan_for
 from mssar.lab.records import Record
 from mssar.lab.report import build
 from mssar.lab.report.collect import collect
-from mssar.lab.report.groups import claim
+from mssar.lab.report.content import Claim
+from mssar.lab.report.groups import claim, judged, side
 from mssar.lab.report.phrases import plus_minus
 from mssar.lab.report.welch import margin
 
 CELL = "cifar100"
+SCALES = ((), (1,), (2,), (4,), (1, 2), (1, 4), (2, 4), (1, 2, 4))
+FINE = ((2,), (4,), (2, 4))  # without the whole map
 
 
 def runs(*scales: int) -> list[Record]:
@@ -40,19 +43,76 @@ def told(gain: float, margin: float) -> str:
     return plus_minus(gain, margin).replace("-", "\N{MINUS SIGN}")
 
 
-def test_what_is_said_of_one_scale_alone_follows_from_the_records():
+def compared(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Claim:
+    """How much lower the first scales' error is."""
+    return claim("", runs(*ours), runs(*theirs), None)
+
+
+def test_what_is_said_of_gains_over_none_follows_from_the_records():
     readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
-    singles = [runs(k) for k in (1, 2, 4)]
-    made = [claim("none", some, runs(), None) for some in singles]
-    assert {one.verdict for one in made} == {"none"}
-    one, two, four = (told(each.gain, each.margin) for each in made)
-    assert f"{one} points with scale 1, {two} with 2 and {four} with 4, where the paper" in readme
-    gains = [papers()[0] - papers(k)[0] for k in (1, 2, 4)]
-    assert "In the paper each gains, by {:.2f}, {:.2f} and {:.2f}.".format(*gains) in page
-    assert f"where the paper has {min(gains):.1f} to {max(gains):.1f}." in readme
+    over = {scales: compared(scales, ()) for scales in SCALES[1:]}
+    good = {scales for scales, made in over.items() if made.verdict == "holds"}
+    assert good == {scales for scales in SCALES if 1 in scales and len(scales) > 1}
+    assert {over[scales].verdict for scales in over.keys() - good} == {"none"}
+    ends = [f(over[scales].gain for scales in good) for f in (min, max)]
+    said = "gain {:.2f} to {:.2f} points".format(*ends)
+    assert f"{said} over no recalibration" in page
+    assert f"{said}, with two scales or with three." in readme
+    for one, other in combinations(good, 2):  # "by no more than chance"
+        assert compared(one, other).verdict == "none"
+    coarse = over[2, 4]
+    for text in (readme, page):
+        assert f"2 and 4 together ({told(coarse.gain, coarse.margin)})" in text
+    one = over[1,]
+    assert f"there is no finer scale it does not ({told(one.gain, one.margin)})" in page
+    two, four = (compared((1, 2, 4), scales) for scales in ((1, 2), (1, 4)))
+    assert f"not better than 1 and 2 ({told(two.gain, two.margin)}), nor than 1 and 4" in page
+    assert f"nor than 1 and 4 ({told(four.gain, four.margin)})." in page
+
+
+def added() -> Claim:
+    """Scale 1 in addition to finer ones: the mean of three differences."""
+    return judged("", None, *((side(runs(1, *fine)), side(runs(*fine))) for fine in FINE))
+
+
+def test_what_is_said_of_scale_1_in_addition_follows_from_the_records():
+    page = (ROOT / "docs" / "results.md").read_text()
+    two, four, mean = compared((1, 2), (2, 4)), compared((1, 4), (2, 4)), added()
+    assert {made.verdict for made in (two, four, mean)} == {"holds"}
+    assert f"is {told(two.gain, two.margin)} points higher than that of scales 1 and 2 and" in page
+    assert f"{told(four.gain, four.margin)} higher than that of 1 and 4, which were tra" in page
+    assert f"in addition lowers the error by {told(mean.gain, mean.margin)} points" in page
+    theirs = [papers(*fine)[0] - papers(1, *fine)[0] for fine in FINE]
+    said = (
+        "scale 1 in addition to them gains {2:.2f}, and to 4 alone {1:.2f}, but to 2 alone {0:.2f}"
+    )
+    assert said.format(*theirs) in page
+    pairs = [papers(*scales)[0] for scales in SCALES if len(scales) == 2]
+    assert papers(2, 4)[0] == max(pairs) > max(papers(2)[0], papers(4)[0])
+
+
+def test_what_is_said_of_the_papers_gains_follows_from_the_records():
+    readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
+    bad = ((1,), (2,), (4,), (2, 4))
+    gains = [papers()[0] - papers(*scales)[0] for scales in bad]
+    said = "scales alone {:.2f}, {:.2f} and {:.2f}, and 2 and 4 together {:.2f}."
+    assert said.format(*gains) in page
+    assert f"where the paper has gains of {min(gains):.1f} to {max(gains):.1f}." in readme
     main = published(paper.TABLE3, "resnet56", "none", CELL)
     assert f"which has {papers()[0]} without recalibration; with [the {main} of its ma" in page
     assert f"each would gain {papers()[0] - main:.2f} less." in page
+    above = {}
+    for scales in SCALES:
+        errors, (theirs, spread) = [r.error for r in runs(*scales)], papers(*scales)
+        above[scales] = (fmean(errors) - theirs, margin((stdev(errors), len(errors)), (spread, 3)))
+    assert [gap > wide for gap, wide in map(above.get, bad)] == [True, False, True, True]
+    one, two, four, both = (told(*above[scales]) for scales in bad)
+    assert f"scales 1 and 4 beyond chance, by {one} and {four} points" in page
+    assert f"and so are 2 and 4 together, by {both}." in page
+    assert f"Of scale 2 the seeds lie so far apart that little can be said ({two})" in page
+    near = [above[scales] for scales in ((1, 2), (1, 4))]
+    assert all(abs(gap) < wide for gap, wide in near)
+    assert "within chance ({} and {}).".format(*(told(*one) for one in near)) in page
     elsewhere = [
         ("resnet56", "cifar10"),
         ("resnet32", "cifar10"),
@@ -62,57 +122,59 @@ def test_what_is_said_of_one_scale_alone_follows_from_the_records():
     for network, dataset in elsewhere:  # "in ResNet-56 on CIFAR-10, and in the smaller networks"
         pair = (recorded(network, kind, dataset) for kind in ("se", "none"))
         assert claim("none", *pair, None).verdict == "holds"
-    above = []
-    for k, some in zip((1, 2, 4), singles, strict=True):
-        errors, (theirs, spread) = [r.error for r in some], papers(k)
-        above.append((fmean(errors) - theirs, margin((stdev(errors), len(errors)), (spread, 3))))
-    assert [gap > wide for gap, wide in above] == [True, False, True]
-    one, two, four = (f"{gap:.2f} ± {wide:.2f}" for gap, wide in above)
-    assert f"scales 1 and 4 beyond chance, by {one} and {four} points" in page
-    assert f"Of scale 2 the seeds lie so far apart that little can be said ({two})" in page
 
 
-def test_what_is_said_of_all_three_follows_from_the_records():
+def test_what_is_said_of_training_errors_and_widths_follows_from_the_records():
     page = (ROOT / "docs" / "results.md").read_text()
-    one, two, four = (claim("", runs(1, 2, 4), runs(k), None) for k in (1, 2, 4))
-    assert [made.verdict for made in (one, two, four)] == ["holds", "none", "holds"]
-    assert f"is {told(one.gain, one.margin)} points lower than with scale 1 alone" in page
-    assert f"and {told(four.gain, four.margin)} lower than with scale 4 alone" in page
-    assert f"Against scale 2 alone it is {told(two.gain, two.margin)}, which may be ch" in page
+    last = {s: f"{fmean(r.epochs[-1].train_error for r in runs(*s)):.2f} %" for s in SCALES}
+    assert f"With scale 1 alone that is {last[1,]}, with 1 and 2 {last[1, 2]}, with 1 and 4" in page
+    assert (
+        f"1 and 4 {last[1, 4]} and with all three {last[1, 2, 4]}, where it is {last[()]}" in page
+    )
+    assert f"{last[()]} without recalibration and {last[2, 4]} with 2 and 4." in page
+    assert len({r.params for scales in SCALES if len(scales) == 2 for r in runs(*scales)}) == 1
     narrow = recorded("resnet56", "mssar", CELL, reduction=3)
-    wide, over_none = claim("", runs(1, 2, 4), narrow, None), claim("", narrow, runs(), None)
-    assert over_none.verdict == "holds"  # "the narrow layers have the gain"
+    wide = claim("", runs(1, 2, 4), narrow, None)
     assert f"({told(wide.gain, wide.margin)} here, which says little;" in page
     all_pairs = page.partition("The mean of the four is ")[2].partition(" points")[0]
     assert f"they are worse by {all_pairs})" in page
-    assert papers(2, 4)[0] > max(papers(2)[0], papers(4)[0])  # "behind either of them"
-    assert papers()[0] - papers(2)[0] > (papers()[0] - papers(1, 2, 4)[0]) / 2  # "most of"
-    small = claim("", *(recorded("resnet20", kind, CELL) for kind in ("mssar", "none")), None)
+
+
+def test_what_is_said_of_their_number_follows_from_the_records():
+    page = (ROOT / "docs" / "results.md").read_text()
     lines = page.partition("<!-- results: differences -->")[2].partition("<!-- end")[0]
-    before, more = lines.count("chance |"), 5  # 2 and 4 each against none and three; narrow
-    level = 0.05 / (before + more)
+    before = lines.count("chance |")
     assert before == 28
-    assert "These are five comparisons more than those" in page
-    assert f"If all {before + more} were to hold at once (p below {level:.2g})" in page
-    assert four.p < level < small.p
-    assert f"three scales against scale 4 alone would ({four.p:.2g})" in page
-    assert f"MS-SAR against none just would no longer ({small.p:.2g})" in page
+    narrow = recorded("resnet56", "mssar", CELL, reduction=3)
+    more = [claim("", narrow, runs(), None)]
+    for scales in SCALES:
+        if scales not in ((), (1,), (1, 2, 4)):  # these are above
+            more += [compared(scales, ()), compared((1, 2, 4), scales)]
+    more += [two := compared((1, 4), (2, 4)), compared((1, 2), (2, 4)), mean := added()]
+    level = 0.05 / (before + len(more))
+    assert len(more) == 14
+    assert "These are fourteen comparisons more than those" in page
+    assert f"If all {before + len(more)} were to hold at once (p below {level:.2g})" in page
+    beyond = [made for made in more if made.p < level]
+    assert beyond == [two, mean]
+    assert f"in the mean (p = {two.p:.1g} both)" in page
+    assert f"{two.p:.1g}" == f"{mean.p:.1g}"
+    small, middle = (
+        claim("", *(recorded(network, kind, CELL) for kind in ("mssar", "none")), None).p
+        for network in ("resnet20", "resnet32")
+    )
+    assert min(small, middle) > level
+    assert f"MS-SAR against none just would no longer ({small:.2g} and {middle:.2g})" in page
 
 
 def test_the_figure_has_every_cell():
     drawn = (ROOT / "docs" / "assets" / "scales.svg").read_text()
-    cells = {", ".join(map(str, k)) or "none": runs(*k) for k in ((), (1,), (2,), (4,), (1, 2, 4))}
+    cells = {", ".join(map(str, scales)) or "none": runs(*scales) for scales in SCALES}
     cells["1, 2, 4 narrow"] = recorded("resnet56", "mssar", CELL, reduction=3)
     for name, some in cells.items():
         errors = [r.error for r in some]
         assert f">{plus_minus(fmean(errors), stdev(errors))}<" in drawn
         assert f">{name}<" in drawn
-
-
-def test_layers_of_one_scale_and_of_three_are_of_one_size():
-    """ "About the same number of parameters"."""
-    sizes = [runs(*scales)[0].params for scales in ((1,), (2,), (4,), (1, 2, 4))]
-    assert max(sizes) / min(sizes) == pytest.approx(1, abs=0.002)
 
 
 def test_what_is_said_of_how_they_were_trained_follows_from_the_records():
@@ -124,12 +186,23 @@ def test_what_is_said_of_how_they_were_trained_follows_from_the_records():
     first = commits(*runs(), *runs(1, 2, 4))
     second = commits(*runs(1), *recorded("resnet56", "mssar", CELL, reduction=3))
     made = [*runs(2), *runs(4)]
-    for found in (first, second, commits(*made)):
-        assert len(found) == 1
-    told = (first.pop(), second.pop(), commits(*made).pop())
+    pairs = [record for scales in SCALES if len(scales) == 2 for record in runs(*scales)]
+    every = (first, second, commits(*made), commits(*pairs))
+    (first,), (second,), (third,), (fourth,) = every
+    assert f"by commit `{first}`, narrow and scale 1 by `{second}`, scales 2 and 4 alone by" in page
+    assert f"alone by `{third}`, all pairs by `{fourth}`, in one process" in page
+    for record in pairs:
+        assert (record.code["changed"], record.interruptions) == (False, 0)
+        assert (record.execution["stacked"], record.execution["together"]) == (3, 9)
+        seconds = [epoch.seconds for epoch in record.epochs]
+        assert round(median(seconds[27:]), 1) == 8.1
+        assert round(median(seconds[1:27])) == 9
     assert (
-        "by commit `{}`, narrow and scale 1 by `{}`, scales 2 and 4 by `{}`".format(*told) in page
+        f"have {fmean(r.seconds / 9 for r in pairs):.0f} s each: 8.1 s an epoch, and 9 in" in page
     )
+    errors = "{:.2f}, {:.2f} and {:.2f} %".format(*(r.error for r in runs(1, 2)))
+    assert [r.run["seed"] for r in runs(1, 2)] == [0, 1, 2]
+    assert f"now the same seeds have {errors}." in page
     for record in made:
         assert (record.code["changed"], record.interruptions) == (False, 1)
         assert record.command == (
@@ -153,19 +226,17 @@ def test_what_is_said_of_how_they_were_trained_follows_from_the_records():
 
 
 def test_narrow_rows_are_left_as_the_page_says():
-    """Nine runs with two scales, then 18 with narrow layers."""
     found = plan_for(["table4"], RECORDS, hardware="", nets=["resnet56"], datasets=[CELL])
-    wide = [run.options.get("reduction") == 1 for run in found.missing]
-    assert (wide.count(True), wide.count(False)) == (9, 18)
+    assert [run.options["reduction"] for run in found.missing] == [3] * 18
     page = (ROOT / "docs" / "results.md").read_text()
-    assert "nine runs with two scales, then 18 with narrow layers" in page
+    assert "trains what is missing: 18 runs with narrow layers" in page
 
 
 def test_the_number_of_comparisons_is_that_of_the_page():
     found = build.reproduction(collect([ROOT / "records"])).findings
     (said,) = (one for one in found if "comparisons" in one)
-    assert said.startswith("This page makes 30 comparisons.")
+    assert said.startswith("This page makes 33 comparisons.")
     assert (
-        "(The *Reproduction* page makes 30 comparisons"
+        "(The *Reproduction* page makes 33 comparisons"
         in (ROOT / "docs" / "results.md").read_text()
     )
