@@ -3,6 +3,7 @@
     python benchmarks/fleet.py
     python benchmarks/fleet.py --nets resnet20 --count 4 --modes graph,compile
     python benchmarks/fleet.py --count 12 --stacks 1,3,6
+    python benchmarks/fleet.py --nets resnet20 --count 3 --stacks 1,3 --strategy sliding
 
 The loop is the lab's: each network has a stream and a CUDA graph of its step (crops, forward,
 backward, optimiser), takes turns of a few steps, and is never far ahead of the GPU. Random images
@@ -30,6 +31,7 @@ from reporting import append, heading, told
 from torch import nn
 
 import mssar
+from mssar.coordinates import STRATEGIES
 from mssar.lab.data.dataset import Arrays, Split
 from mssar.lab.engine.execution import Execution, choose_device, settings
 from mssar.lab.engine.feed import ArraysFeed, Resident
@@ -40,7 +42,7 @@ from mssar.lab.engine.training import CHUNK
 from mssar.lab.engine.world import World
 from mssar.lab.recipes import CIFAR_RESNET, Crops, varied
 from mssar.lab.run import Run
-from mssar.networks.recalibration import RECALIBRATIONS
+from mssar.networks.recalibration import OURS, RECALIBRATIONS
 from mssar.networks.registry import architecture
 
 Kind: TypeAlias = tuple[str, int]  # a recalibration, and how many networks are one
@@ -91,7 +93,13 @@ def _built(run: Run) -> nn.Module:
 
 
 def fleet(
-    net: str, kind: str, count: int, batch: int, how: Execution, stack: int = 1
+    net: str,
+    kind: str,
+    count: int,
+    batch: int,
+    how: Execution,
+    stack: int = 1,
+    strategy: str = "regional",
 ) -> list[Member]:
     """Networks that differ in their seeds, on the same images: as many as a turn takes."""
     size, classes = architecture(net).size[1:], architecture(net).num_classes
@@ -105,7 +113,8 @@ def fleet(
     recipe = varied(CIFAR_RESNET, batch=batch, augmentation=Crops(padding=0))
     resident = Resident(data, 0, how.device)
     _wait(how.device)  # they read it on other streams
-    runs = [Run(net, kind, recipe=recipe, seed=seed) for seed in range(count)]
+    options = {"strategy": strategy} if kind in OURS else {}
+    runs = [Run(net, kind, options, recipe=recipe, seed=seed) for seed in range(count)]
     some = [runs[first : first + stack] for first in range(0, count, stack)]
     return [Member(each, data, resident, how) for each in some]
 
@@ -139,7 +148,8 @@ def measure(
         for kind, stack in product(wanted.variants, wanted.stacks):
             begun, name = time.perf_counter(), f"{net} {mode}: {kind}{f' x{stack}' * (stack > 1)}"
             try:
-                fleets[kind, stack] = fleet(net, kind, wanted.count, wanted.batch, how, stack)
+                sizes = (wanted.count, wanted.batch, how, stack)
+                fleets[kind, stack] = fleet(net, kind, *sizes, wanted.strategy)
             except Exception as why:
                 told(name, why)
                 failed += 1
@@ -150,6 +160,7 @@ def measure(
     records = []
     for (kind, stack), (together, alone) in rates.items():
         said = {"net": net, "mode": mode, "batch": wanted.batch, "variant": kind, "stack": stack}
+        said |= {"strategy": wanted.strategy} if kind in OURS else {}
         speeds = {
             "together": statistics.median(together),
             "alone": statistics.median(alone),
@@ -182,8 +193,8 @@ def in_windows(
 
 def goal(record: dict[str, Any]) -> float | None:
     """What was aimed at, in the setting it was aimed at."""
-    names = ("variant", "mode", "count", "batch", "stack")
-    aimed = tuple(record[name] for name in names) == ("mssar", "graph", COUNT, BATCH, 1)
+    names = ("variant", "mode", "count", "batch", "stack", "strategy")
+    aimed = tuple(record.get(n) for n in names) == ("mssar", "graph", COUNT, BATCH, 1, "regional")
     return GOALS.get(record["net"]) if aimed else None
 
 
@@ -215,6 +226,7 @@ def main(argv: Sequence[str]) -> int:
     add("--modes", default="graph", help="graph, compile (and graphed), or both; %(default)s")
     add("--count", type=int, default=COUNT, help="networks side by side; %(default)s")
     add("--stacks", default="1", help="networks trained as one, as 1,3,6; %(default)s")
+    add("--strategy", default="regional", choices=STRATEGIES, help="of se and mssar; %(default)s")
     add("--batch", type=int, default=BATCH, help="%(default)s")
     add("--seconds", type=float, default=5.0, help="of measuring, a number; %(default)s")
     add("--json", type=Path, metavar="FILE", help="append a line a network and variant")
@@ -250,7 +262,8 @@ def main(argv: Sequence[str]) -> int:
             append(wanted.json, device, found)
             records, failed = records + found, failed + lost
     if records:
-        show(records, wanted, heading(f"steps a second, batch {wanted.batch}", device))
+        how = f"batch {wanted.batch}, {wanted.strategy}"
+        show(records, wanted, heading(f"steps a second, {how}", device))
     return 1 if failed else 0
 
 

@@ -290,6 +290,18 @@ def test_a_fleet_is_timed_beside_one_alone(load, tmp_path, capsys):
     assert kinds == [("none", 1), ("none", 2), ("mssar", 1), ("mssar", 2)]
 
 
+def test_fleets_may_have_sliding_windows(load, tmp_path, capsys):
+    fleet, file = load("fleet"), tmp_path / "fleet.jsonl"
+    asked = ["--nets", "resnet8", "--count", "2", "--batch", "2", "--seconds", "0", "--stacks", "2"]
+    assert fleet.main([*asked, "--strategy", "sliding", "--json", str(file)]) == 0
+    said = [json.loads(line).get("strategy") for line in file.read_text().splitlines()]
+    assert said == [None, "sliding"]
+    assert "batch 2, sliding" in capsys.readouterr().out
+    (member,) = fleet.fleet("resnet8", "mssar", 2, 2, Execution(CPU), 2, "sliding")
+    layers = [m for m in member.learner.model.modules() if isinstance(m, mssar.MSSAR)]
+    assert {layer.strategy for layer in layers} == {"sliding"}
+
+
 def test_a_stack_counts_as_many_steps_as_it_has_networks(load):
     fleet = load("fleet")
     one, three, rest = (fleet.fleet("resnet8", "none", n, 2, Execution(CPU), 3) for n in (1, 3, 4))
@@ -346,12 +358,12 @@ def test_a_network_that_fails_leaves_the_other(load, monkeypatch, capsys):
 def test_a_fleets_goals_are_for_eight_of_them_in_graphs(load):
     fleet = load("fleet")
     aimed = {"net": "resnet20", "variant": "mssar", "mode": "graph", "count": 8, "batch": 128}
-    aimed["stack"] = 1
+    aimed |= {"stack": 1, "strategy": "regional"}
     assert fleet.goal(aimed) == 870
     assert fleet.goal(aimed | {"net": "resnet56"}) == 345
     others = {"net": "resnet8", "variant": "none", "mode": "compile", "count": 4, "batch": 64}
-    others["stack"] = 2
-    assert [fleet.goal(aimed | {key: value}) for key, value in others.items()] == [None] * 6
+    others |= {"stack": 2, "strategy": "sliding"}
+    assert [fleet.goal(aimed | {key: value}) for key, value in others.items()] == [None] * 7
 
 
 # --- beside a neighbour ---

@@ -63,6 +63,8 @@ def test_what_is_said_of_gains_over_none_follows_from_the_records():
     coarse = over[2, 4]
     for text in (readme, page):
         assert f"2 and 4 together ({told(coarse.gain, coarse.margin)})" in text
+    card = (ROOT / "docs" / "method.md").read_text()
+    assert "`(1, 2)` and `(1, 4)` do as well as the default, and that one scale alone, or" in card
     one = over[1,]
     assert f"there is no finer scale it does not ({told(one.gain, one.margin)})" in page
     two, four = (compared((1, 2, 4), scales) for scales in ((1, 2), (1, 4)))
