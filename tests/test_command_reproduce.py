@@ -22,6 +22,12 @@ def _quick(monkeypatch):
 @pytest.mark.usefixtures("_quick")
 def test_reproduce_runs_what_is_missing_and_then_nothing():
     words = ("reproduce", "table3", "--nets", "resnet20", "--datasets", "cifar10", "--seeds", "1")
+    assert "nothing is left to run" in run(*words, "--no-additional").stdout
+    assert [r.run["options"].get("reduction") for r in records.read(Path("records"))] == [
+        None,
+        1,
+        1,
+    ]
     said = run(*words).stdout
     found = records.read(Path("records"))
     assert [(r.run["recalibration"], r.run["options"].get("reduction")) for r in found] == [

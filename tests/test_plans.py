@@ -44,6 +44,13 @@ def test_another_reading_comes_last_unless_an_experiment_is_about_it(monkeypatch
         assert order.index(narrow) in (2, 3)  # after the baseline and its partner, beside SE
 
 
+def test_other_readings_can_be_left_out():
+    every, printed = (plan(EXPERIMENTS, additional=told) for told in (True, False))
+    assert [s.cell for s in every.cells if not s.cell.additional] == [s.cell for s in printed.cells]
+    assert not any("reduction=3" in run.particulars for run in printed.missing)
+    assert len(every.missing) - len(printed.missing) == 3 * (6 + 12)
+
+
 # --- order ---
 
 

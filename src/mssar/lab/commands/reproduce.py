@@ -41,6 +41,13 @@ def reproduce(
     nets: Annotated[str | None, typer.Option(help="Only these: resnet20,resnet32.")] = None,
     datasets: Annotated[str | None, typer.Option(help="Only these: cifar10.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of everything.")] = 3,
+    additional: Annotated[
+        bool,
+        typer.Option(
+            "--additional/--no-additional",
+            help="Also other readings of the paper's rows, as reduction=3.",
+        ),
+    ] = True,
     records: Annotated[Path, typer.Option(help="Folder of records: EXPERIMENT.jsonl.")] = RECORDS,
     as_json: opt.AsJson = False,
     data_dir: opt.DataDir = None,
@@ -95,6 +102,7 @@ def reproduce(
             datasets=None if datasets is None else datasets.split(","),
             seeds=seeds,
             precision=precision,
+            additional=additional,
         )
 
     counts = given if listing else how.precision

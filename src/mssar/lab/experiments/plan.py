@@ -74,6 +74,7 @@ def plan_for(
     datasets: Collection[str] | None = None,
     seeds: int | None = 3,
     precision: str | None = None,
+    additional: bool = True,
 ) -> Plan:
     """What is done and left of some experiments.
 
@@ -84,6 +85,7 @@ def plan_for(
         nets, datasets: only these; None for all.
         seeds: runs a cell, with seeds from 0; None for as many as the paper's.
         precision: only records of this count; None for any.
+        additional: also other readings of the paper's rows.
 
     On each data set the records of all cells are on the same data and in one precision, so that
     cells can be compared: what most of the runs asked for have, of several the first.
@@ -92,7 +94,11 @@ def plan_for(
         raise ValueError(f"seeds is the number of runs a cell, 1 or more; got {seeds}")
     records = list(records)
     estimate = Estimate(records, hardware)
-    chosen = _chosen(list(dict.fromkeys(names)), nets, datasets)
+    chosen = [
+        (name, cell)
+        for name, cell in _chosen(list(dict.fromkeys(names)), nets, datasets)
+        if additional or not cell.additional
+    ]
     matching = [_matching(cell, records, precision) for _, cell in chosen]
     conditions = _conditions(record for some in matching for record in some)
     states = []
