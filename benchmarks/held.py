@@ -1,0 +1,159 @@
+"""What each scale does in a trained network: its test error when scales are held.
+
+    python benchmarks/held.py resnet56-mssar-cifar100
+    python benchmarks/held.py resnet56-mssar-cifar100 --json held.jsonl
+
+A scale that is held no longer looks at the image: its weights are, channel by channel, their means
+over training images. In the last row all scales look, but every position of an image has the mean
+of its weights: nothing depends on where a neuron is. Nothing is trained anew, so this says what a
+network uses, not what another one could do without. NET is a run's folder or trained weights, with
+MS-SAR that takes its weights from its own map.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from reporting import append, heading
+from torch import Tensor, nn
+
+import mssar
+from mssar.lab.data import load
+from mssar.lab.data.dataset import Arrays, Split
+from mssar.lab.engine.evaluate import Trained, evaluate, trained
+from mssar.lab.engine.execution import Execution, execution_for
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+FLAT = "flat"
+BATCH = 250
+
+
+class Held(nn.Module):
+    """A layer of which some scales have fixed weights, or all have one weight a map."""
+
+    def __init__(
+        self, layer: mssar.MSSAR, fixed: dict[int, Float[Tensor, "1 C 1 1"]], flat: bool = False
+    ) -> None:
+        super().__init__()
+        self.layer, self.fixed, self.flat = layer, fixed, flat
+
+    def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
+        by_scale = zip(self.layer.scales, self.layer.importance(x, per_scale=True), strict=True)
+        weights = [self.fixed[k].to(z) if k in self.fixed else z for k, z in by_scale]
+        if self.flat:
+            weights = [z.mean((2, 3), keepdim=True) for z in weights]
+        return x * (sum(weights[1:], weights[0]) / len(weights))
+
+
+def layers(model: nn.Module) -> dict[str, mssar.MSSAR]:
+    """By their names."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, mssar.MSSAR)}
+
+
+@torch.no_grad()
+def means(chosen: Trained, images: Float[Tensor, "N 3 H W"]) -> dict[str, dict[int, Tensor]]:
+    """Of every layer's weights over some images and all positions, by layer and scale."""
+    sums: dict[str, dict[int, Tensor]] = {name: {} for name in layers(chosen.model)}
+
+    def watch(name: str) -> Any:
+        def look(layer: mssar.MSSAR, inputs: tuple[Tensor, ...]) -> None:
+            by_scale = layer.importance(*inputs, per_scale=True)
+            for scale, z in zip(layer.scales, by_scale, strict=True):
+                added = z.double().mean((2, 3)).sum(0)
+                sums[name][scale] = sums[name].get(scale, torch.zeros_like(added)) + added
+
+        return look
+
+    watched = [m.register_forward_pre_hook(watch(n)) for n, m in layers(chosen.model).items()]
+    chosen.model.eval()
+    for some in images.split(BATCH):
+        chosen.model(some)
+    for handle in watched:
+        handle.remove()
+    return {
+        name: {
+            scale: (total / len(images)).float().view(1, -1, 1, 1) for scale, total in by.items()
+        }
+        for name, by in sums.items()
+    }
+
+
+def holding(chosen: Trained, found: dict[str, dict[int, Tensor]], held: Sequence[int] | str) -> Any:
+    """The network with these scales held, or with flat weights; the one given stays as it is."""
+    model = copy.deepcopy(chosen.model)
+    for name, layer in layers(model).items():
+        fixed = {} if held == FLAT else {k: found[name][k] for k in held if isinstance(k, int)}
+        model.set_submodule(name, Held(layer, fixed, held == FLAT))
+    return replace(chosen, model=model)
+
+
+def ways(scales: Sequence[int]) -> Iterator[Sequence[int] | str]:
+    """None held, then one, two and so on; at last flat weights."""
+    for count in range(len(scales) + 1):
+        yield from combinations(scales, count)
+    yield FLAT
+
+
+def measured(net: str, data: Arrays, how: Execution) -> list[dict[str, Any]]:
+    """A line for every way of holding, which are printed as they come."""
+    chosen = trained(Path(net))
+    every = layers(chosen.model)
+    if not every or any(layer.context_channels is not None for layer in every.values()):
+        raise ValueError(f"{net} has no MS-SAR that takes its weights from its own map")
+    colours = [torch.tensor(c).view(1, 3, 1, 1) for c in (data.mean, data.std)]
+    pixels = data.train.images.permute(0, 3, 1, 2)
+    found = means(chosen, (pixels - colours[0]) / colours[1])
+    (scales,) = {layer.scales for layer in every.values()}
+    lines = []
+    for held in ways(scales):
+        score = evaluate(holding(chosen, found, held), data, how)
+        said = {"net": net, "held": held if held == FLAT else list(held)}
+        counts = {"trained": len(data.train), "tested": len(data.test)}
+        lines.append(said | {"error": score.error, "loss": score.loss} | counts)
+        print(f"  {named(held):14}{score.error:7.2f} %{score.loss:8.3f}", flush=True)
+    return lines
+
+
+def first(split: Split, count: int | None) -> Split:
+    return Split(split.images[:count], split.labels[:count])
+
+
+def named(held: Sequence[int] | str) -> str:
+    return str(held) if held == FLAT else ", ".join(map(str, held)) or "none"
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("nets", nargs="+", metavar="NET")
+    add("--images", type=int, default=5000, help="to train with, for the means; %(default)s")
+    add("--tests", type=int, help="test images; all")
+    add("--data-dir", type=Path, help="where data sets lie")
+    add("--json", type=Path, metavar="FILE", help="append a line a row")
+    wanted = parser.parse_args(argv)
+    how = execution_for(precision="fp32")
+    for net in wanted.nets:
+        data = load(trained(Path(net)).run.dataset, wanted.data_dir)
+        assert isinstance(data, Arrays)
+        some = replace(
+            data, train=first(data.train, wanted.images), test=first(data.test, wanted.tests)
+        )
+        print(heading(f"{net}: held, test error, test loss", how.device), flush=True)
+        append(wanted.json, how.device, measured(net, some, how))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
