@@ -3,11 +3,11 @@
     python benchmarks/held.py resnet56-mssar-cifar100
     python benchmarks/held.py resnet56-mssar-cifar100 --json held.jsonl
 
-A scale that is held no longer looks at the image: its weights are, channel by channel, their means
-over training images. In the last row all scales look, but every position of an image has the mean
-of its weights: nothing depends on where a neuron is. Nothing is trained anew, so this says what a
-network uses, not what another one could do without. NET is a run's folder or trained weights, with
-MS-SAR that takes its weights from its own map.
+On a CPU, in float32. A scale that is held no longer looks at the image: its weights are, channel by
+channel, their means over training images. In the last row all scales look, but every position of an
+image has the mean of its weights: nothing depends on where a neuron is. Nothing is trained anew, so
+this says what a network uses, not what another one could do without. NET is a run's folder or
+trained weights, with MS-SAR that takes its weights from its own map.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from reporting import append, heading
 from torch import Tensor, nn
 
 import mssar
 from mssar.lab.data import load
 from mssar.lab.data.dataset import Arrays, Split
-from mssar.lab.engine.evaluate import Trained, evaluate, trained
-from mssar.lab.engine.execution import Execution, execution_for
+from mssar.lab.engine.evaluate import Trained, trained
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 FLAT = "flat"
 BATCH = 250
+CPU = torch.device("cpu")
 
 
 class Held(nn.Module):
@@ -104,23 +105,45 @@ def ways(scales: Sequence[int]) -> Iterator[Sequence[int] | str]:
     yield FLAT
 
 
-def measured(net: str, data: Arrays, how: Execution) -> list[dict[str, Any]]:
+@torch.no_grad()
+def judged(chosen: Trained, data: Arrays) -> tuple[Bool[Tensor, " N"], float]:
+    """Which test images are taken for what they are, and the mean loss."""
+    right, loss = [], 0.0
+    for x, y in zip(
+        pixels(data, data.test).split(BATCH), data.test.labels.split(BATCH), strict=True
+    ):
+        logits = chosen.model(x)
+        right.append(logits.argmax(1) == y)
+        loss += float(F.cross_entropy(logits, y, reduction="sum"))
+    return torch.cat(right), loss / len(data.test)
+
+
+def pixels(data: Arrays, split: Split) -> Float[Tensor, "N 3 H W"]:
+    mean, std = (torch.tensor(colour).view(1, 3, 1, 1) for colour in (data.mean, data.std))
+    return (split.images.permute(0, 3, 1, 2) - mean) / std
+
+
+def measured(net: str, data: Arrays) -> list[dict[str, Any]]:
     """A line for every way of holding, which are printed as they come."""
     chosen = trained(Path(net))
     every = layers(chosen.model)
     if not every or any(layer.context_channels is not None for layer in every.values()):
         raise ValueError(f"{net} has no MS-SAR that takes its weights from its own map")
-    colours = [torch.tensor(c).view(1, 3, 1, 1) for c in (data.mean, data.std)]
-    pixels = data.train.images.permute(0, 3, 1, 2)
-    found = means(chosen, (pixels - colours[0]) / colours[1])
+    found = means(chosen, pixels(data, data.train))
     (scales,) = {layer.scales for layer in every.values()}
-    lines = []
+    lines, base = list[dict[str, Any]](), torch.empty(0)
     for held in ways(scales):
-        score = evaluate(holding(chosen, found, held), data, how)
-        said = {"net": net, "held": held if held == FLAT else list(held)}
+        right, loss = judged(holding(chosen, found, held), data)
+        base = right if not held else base
+        error = 100 * (1 - right.double().mean().item())
+        changed = {"lost": int((base & ~right).sum()), "won": int((right & ~base).sum())}
         counts = {"trained": len(data.train), "tested": len(data.test)}
-        lines.append(said | {"error": score.error, "loss": score.loss} | counts)
-        print(f"  {named(held):14}{score.error:7.2f} %{score.loss:8.3f}", flush=True)
+        said = {"net": net, "held": held if held == FLAT else list(held), "error": round(error, 4)}
+        lines.append(said | {"loss": loss} | changed | counts)
+        print(
+            f"  {named(held):14}{error:7.2f} %{loss:8.3f}{changed['lost']:7}{changed['won']:6}",
+            flush=True,
+        )
     return lines
 
 
@@ -143,15 +166,15 @@ def main(argv: Sequence[str]) -> int:
     add("--data-dir", type=Path, help="where data sets lie")
     add("--json", type=Path, metavar="FILE", help="append a line a row")
     wanted = parser.parse_args(argv)
-    how = execution_for(precision="fp32")
     for net in wanted.nets:
         data = load(trained(Path(net)).run.dataset, wanted.data_dir)
         assert isinstance(data, Arrays)
         some = replace(
             data, train=first(data.train, wanted.images), test=first(data.test, wanted.tests)
         )
-        print(heading(f"{net}: held, test error, test loss", how.device), flush=True)
-        append(wanted.json, how.device, measured(net, some, how))
+        what = f"{net}: held, test error, test loss, images lost and won by it"
+        print(heading(what, CPU), flush=True)
+        append(wanted.json, CPU, measured(net, some))
     return 0
 
 

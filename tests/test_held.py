@@ -118,8 +118,14 @@ def test_every_way_is_a_line(held, tmp_path, monkeypatch, capsys):
     ways = [[], [1], [2], [4], [1, 2], [1, 4], [2, 4], [1, 2, 4], "flat"]
     assert [line["held"] for line in lines] == ways
     assert {(line["trained"], line["tested"]) for line in lines} == {(16, 40)}
-    assert lines[0]["error"] == record.error
+    assert lines[0]["error"] == pytest.approx(record.error)
+    assert lines[0]["loss"] == pytest.approx(record.epochs[-1].test_loss, abs=1e-4)
     assert len({line["loss"] for line in lines}) == 9
+    assert (lines[0]["lost"], lines[0]["won"]) == (0, 0)
+    for line in lines:
+        assert line["error"] - lines[0]["error"] == pytest.approx(
+            100 * (line["lost"] - line["won"]) / 40
+        )
     assert f"{'none':14}{record.error:7.2f} %" in capsys.readouterr().out
 
 
@@ -128,4 +134,4 @@ def test_a_network_without_the_layer_is_refused(held, kind, tmp_path):
     run, data = tiny(recalibration=kind), arrays(40, 40)
     trained(run, data, tmp_path / run.name)
     with pytest.raises(ValueError, match="has no MS-SAR that takes its weights from its own map"):
-        held.measured(str(tmp_path / run.name), data, held.execution_for())
+        held.measured(str(tmp_path / run.name), data)

@@ -3,6 +3,7 @@ them there."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from mssar.lab.report.phrases import plus_minus
 WIDTH, SIZE = 6.4, 12  # inches and points, as the courses are drawn
 NETWORK, DATASET = "resnet56", "cifar100"
 FULL = "1, 2, 4"
+NOTHING, ONE_WEIGHT = "nothing", "where a neuron is"
+DATA = {"cifar10": "CIFAR-10, %", "cifar100": "CIFAR-100, %"}
 Table = tuple[list[str], list[list[str]], int]  # head, lines, and how many columns are text
 
 
@@ -57,6 +60,27 @@ def told(made: Claim) -> tuple[str, str]:
     published = "–" if made.published is None else f"{made.published:.2f}"
     ours = plus_minus(made.gain, made.margin)
     return ours.replace("-", "\N{MINUS SIGN}"), published.replace("-", "\N{MINUS SIGN}")
+
+
+def held(file: Path) -> Table:
+    """Errors of trained networks some of whose scales no longer look (benchmarks/held.py)."""
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    found = {(line["net"], text_of_held(line["held"])): line["error"] for line in lines}
+    nets = list(dict.fromkeys(net for net, _ in found))
+    rows = []
+    for way in dict.fromkeys(way for _, way in found):
+        row = [way]
+        for net in nets:
+            more = found[net, way] - found[net, NOTHING]
+            row += [f"{found[net, way]:.2f}", "" if way == NOTHING else f"{more:+.2f}"]
+        rows.append([cell.replace("-", "\N{MINUS SIGN}") for cell in row])
+    head = [cell for net in nets for cell in (DATA[net.rpartition("-")[2]], "more")]
+    return ["held", *head], rows, 1
+
+
+def text_of_held(held: list[int] | str) -> str:
+    """As the table names it."""
+    return ONE_WEIGHT if held == "flat" else ", ".join(map(str, held)) or NOTHING
 
 
 def draw(file: Path, known: Sequence[Record], colours: dict[str, str]) -> None:
