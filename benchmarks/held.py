@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 FLAT = "flat"
-BATCH = 250
+BATCH = 50  # what fits in a cache
 CPU = torch.device("cpu")
 
 
