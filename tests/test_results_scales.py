@@ -1,7 +1,8 @@
 """What pages say of every combination of scales, against the records."""
 
+import json
 from itertools import combinations
-from statistics import fmean, median, stdev
+from statistics import fmean, median, pstdev, stdev
 
 from reproduced import RECORDS, published, recorded
 from test_results import PAGES, ROOT
@@ -242,3 +243,36 @@ def test_the_number_of_comparisons_is_that_of_the_page():
         "(The *Reproduction* page makes 33 comparisons"
         in (ROOT / "docs" / "results.md").read_text()
     )
+
+
+def held() -> dict[str, dict[str, tuple[float, float]]]:
+    """By data set and way: how much the error rises, and half the interval's width."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for line in map(json.loads, (ROOT / "records/held/cifar.jsonl").read_text().splitlines()):
+        lost, won, n = line["lost"], line["won"], line["tested"]
+        assert (line["trained"], n, line["changed"]) == (5000, 10_000, False)
+        each = [1] * lost + [-1] * won + [0] * (n - lost - won)  # images, by what became of them
+        interval = 1.96 * pstdev(each) / n**0.5
+        of = found.setdefault(line["net"].removeprefix("resnet56-mssar-"), {})
+        of[str(line["held"])] = 100 * fmean(each), 100 * interval
+    return found
+
+
+def test_what_is_said_of_scales_that_are_held_follows_from_what_was_measured():
+    page = (ROOT / "docs" / "results.md").read_text()
+    ten, hundred = held()["cifar10"], held()["cifar100"]
+    one, two, four, fine, flat = (
+        told(*hundred[way]) for way in ("[1]", "[2]", "[4]", "[2, 4]", "flat")
+    )
+    assert f"is {one} points higher, with the two finer ones held {fine}, with either" in page
+    assert f"either of them alone {two} and {four}." in page
+    assert (
+        f"it is {told(*ten['[1]'])} with scale 1 held, and {told(*ten['[2, 4]'])} with both" in page
+    )
+    assert f"{flat} points on CIFAR-100 and {told(*ten['flat'])} on CIFAR-10." in page
+    for of in (ten, hundred):  # "no difference beyond chance"
+        assert abs(of["flat"][0]) < of["flat"][1]
+        assert of["[1]"][0] > of["[1]"][1]
+    table = page.partition("<!-- results: held -->")[2].partition("<!-- end")[0]
+    assert f"| positions | 28.23 | {flat} | 6.19 | {told(*ten['flat'])} |" in table
+    assert "| nothing | 27.98 |  | 6.23 |  |" in table

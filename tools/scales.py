@@ -18,7 +18,7 @@ from mssar.lab.report.phrases import plus_minus
 WIDTH, SIZE = 6.4, 12  # inches and points, as the courses are drawn
 NETWORK, DATASET = "resnet56", "cifar100"
 FULL = "1, 2, 4"
-NOTHING, ONE_WEIGHT = "nothing", "where a neuron is"
+NOTHING, FLAT = "nothing", "positions"
 DATA = {"cifar10": "CIFAR-10, %", "cifar100": "CIFAR-100, %"}
 Table = tuple[list[str], list[list[str]], int]  # head, lines, and how many columns are text
 
@@ -88,7 +88,7 @@ def paired(line: dict[str, Any]) -> tuple[float, float]:
 
 def text_of_held(held: list[int] | str) -> str:
     """As the table names it."""
-    return ONE_WEIGHT if held == "flat" else ", ".join(map(str, held)) or NOTHING
+    return FLAT if held == "flat" else ", ".join(map(str, held)) or NOTHING
 
 
 def draw(file: Path, known: Sequence[Record], colours: dict[str, str]) -> None:
