@@ -5,8 +5,8 @@
 
 On a CPU, in float32. A scale that is held no longer looks at the image: its weights are, channel by
 channel, their means over training images. In the last row all scales look, but every position of an
-image has the mean of its weights: nothing depends on where a neuron is. Nothing is trained anew, so
-this says what a network uses, not what another one could do without. NET is a run's folder or
+image has the mean of its weights: no weight depends on where a neuron is. Nothing is trained anew:
+this says what a network depends on, not what another one could do without. NET is a run's folder or
 trained weights, with MS-SAR that takes its weights from its own map.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -30,11 +30,12 @@ import mssar
 from mssar.lab.data import load
 from mssar.lab.data.dataset import Arrays, Split
 from mssar.lab.engine.evaluate import Trained, trained
+from mssar.lab.engine.feed import Normalise
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-FLAT = "flat"
+FLAT = "flat"  # in lines that are written
 BATCH = 50  # what fits in a cache
 CPU = torch.device("cpu")
 
@@ -62,7 +63,9 @@ def layers(model: nn.Module) -> dict[str, mssar.MSSAR]:
 
 
 @torch.no_grad()
-def means(chosen: Trained, images: Float[Tensor, "N 3 H W"]) -> dict[str, dict[int, Tensor]]:
+def means(
+    chosen: Trained, images: Iterable[Float[Tensor, "n 3 H W"]]
+) -> dict[str, dict[int, Tensor]]:
     """Of every layer's weights over some images and all positions, by layer and scale."""
     sums: dict[str, dict[int, Tensor]] = {name: {} for name in layers(chosen.model)}
 
@@ -77,82 +80,82 @@ def means(chosen: Trained, images: Float[Tensor, "N 3 H W"]) -> dict[str, dict[i
 
     watched = [m.register_forward_pre_hook(watch(n)) for n, m in layers(chosen.model).items()]
     chosen.model.eval()
-    for some in images.split(BATCH):
+    count = 0
+    for some in images:
         chosen.model(some)
+        count += len(some)
     for handle in watched:
         handle.remove()
     return {
-        name: {
-            scale: (total / len(images)).float().view(1, -1, 1, 1) for scale, total in by.items()
-        }
+        name: {scale: (total / count).float().view(1, -1, 1, 1) for scale, total in by.items()}
         for name, by in sums.items()
     }
 
 
-def holding(chosen: Trained, found: dict[str, dict[int, Tensor]], held: Sequence[int] | str) -> Any:
+def holding(
+    chosen: Trained, found: dict[str, dict[int, Tensor]], held: Sequence[int], flat: bool = False
+) -> nn.Module:
     """The network with these scales held, or with flat weights; the one given stays as it is."""
-    model = copy.deepcopy(chosen.model)
+    model = copy.deepcopy(chosen.model).eval()
     for name, layer in layers(model).items():
-        fixed = {} if held == FLAT else {k: found[name][k] for k in held if isinstance(k, int)}
-        model.set_submodule(name, Held(layer, fixed, held == FLAT))
-    return replace(chosen, model=model)
+        model.set_submodule(name, Held(layer, {k: found[name][k] for k in held}, flat))
+    return model
 
 
-def ways(scales: Sequence[int]) -> Iterator[Sequence[int] | str]:
+def ways(scales: Sequence[int]) -> Iterator[tuple[Sequence[int], bool]]:
     """None held, then one, two and so on; at last flat weights."""
     for count in range(len(scales) + 1):
-        yield from combinations(scales, count)
-    yield FLAT
+        yield from ((some, False) for some in combinations(scales, count))
+    yield (), True
 
 
 @torch.no_grad()
-def judged(chosen: Trained, data: Arrays) -> tuple[Bool[Tensor, " N"], float]:
+def judged(model: nn.Module, data: Arrays) -> tuple[Bool[Tensor, " N"], float]:
     """Which test images are taken for what they are, and the mean loss."""
     right, loss = [], 0.0
-    for x, y in zip(
-        pixels(data, data.test).split(BATCH), data.test.labels.split(BATCH), strict=True
-    ):
-        logits = chosen.model(x)
+    labels = data.test.labels.split(BATCH)
+    for x, y in zip(batches(data, data.test), labels, strict=True):
+        logits = model(x)
         right.append(logits.argmax(1) == y)
         loss += float(F.cross_entropy(logits, y, reduction="sum"))
     return torch.cat(right), loss / len(data.test)
 
 
-def pixels(data: Arrays, split: Split) -> Float[Tensor, "N 3 H W"]:
-    mean, std = (torch.tensor(colour).view(1, 3, 1, 1) for colour in (data.mean, data.std))
-    return (split.images.permute(0, 3, 1, 2) - mean) / std
+def batches(data: Arrays, split: Split) -> Iterator[Float[Tensor, "n 3 H W"]]:
+    """Its images as a network is given them."""
+    normalise = Normalise(data, CPU)
+    return (normalise(some.permute(0, 3, 1, 2)) for some in split.images.split(BATCH))
 
 
-def measured(net: str, data: Arrays) -> list[dict[str, Any]]:
+def measured(net: str, chosen: Trained, data: Arrays) -> list[dict[str, Any]]:
     """A line for every way of holding, which are printed as they come."""
-    chosen = trained(Path(net))
-    every = layers(chosen.model)
-    if not every or any(layer.context_channels is not None for layer in every.values()):
-        raise ValueError(f"{net} has no MS-SAR that takes its weights from its own map")
-    found = means(chosen, pixels(data, data.train))
-    (scales,) = {layer.scales for layer in every.values()}
+    mean, std = chosen.run.colours(data.mean, data.std)
+    data = replace(data, mean=mean, std=std)
+    kinds = {(m.scales, m.context_channels) for m in layers(chosen.model).values()}
+    if len(kinds) != 1 or next(iter(kinds))[1] is not None:
+        raise ValueError(
+            f"{net} is no network with MS-SAR of the same scales everywhere that takes its "
+            "weights from its own map"
+        )
+    ((scales, _),) = kinds
+    found = means(chosen, batches(data, data.train))
     lines, base = list[dict[str, Any]](), torch.empty(0)
-    for held in ways(scales):
-        right, loss = judged(holding(chosen, found, held), data)
-        base = right if not held else base
+    for held, flat in ways(scales):
+        right, loss = judged(holding(chosen, found, held, flat), data)
+        base = base if lines else right
         error = 100 * (1 - right.double().mean().item())
         changed = {"lost": int((base & ~right).sum()), "won": int((right & ~base).sum())}
         counts = {"trained": len(data.train), "tested": len(data.test)}
-        said = {"net": net, "held": held if held == FLAT else list(held), "error": round(error, 4)}
+        said = {"net": net, "held": FLAT if flat else list(held), "error": round(error, 4)}
         lines.append(said | {"loss": loss} | changed | counts)
-        print(
-            f"  {named(held):14}{error:7.2f} %{loss:8.3f}{changed['lost']:7}{changed['won']:6}",
-            flush=True,
-        )
+        name = "positions" if flat else ", ".join(map(str, held)) or "nothing"
+        told = f"{error:7.2f} %{loss:8.3f}{changed['lost']:7}{changed['won']:6}"
+        print(f"  {name:14}{told}", flush=True)
     return lines
 
 
 def first(split: Split, count: int | None) -> Split:
     return Split(split.images[:count], split.labels[:count])
-
-
-def named(held: Sequence[int] | str) -> str:
-    return str(held) if held == FLAT else ", ".join(map(str, held)) or "none"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -161,20 +164,22 @@ def main(argv: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("nets", nargs="+", metavar="NET")
-    add("--images", type=int, default=5000, help="to train with, for the means; %(default)s")
-    add("--tests", type=int, help="test images; all")
+    add("--images", type=int, default=5000, help="training images, for the means; %(default)s")
+    add("--tests", type=int, help="test images; all by default")
     add("--data-dir", type=Path, help="where data sets lie")
     add("--json", type=Path, metavar="FILE", help="append a line a row")
     wanted = parser.parse_args(argv)
     for net in wanted.nets:
-        data = load(trained(Path(net)).run.dataset, wanted.data_dir)
-        assert isinstance(data, Arrays)
+        chosen = trained(Path(net))
+        data = load(chosen.run.dataset, wanted.data_dir)
+        if not isinstance(data, Arrays):
+            parser.error(f"{net} was trained on photographs; this is for small images")
         some = replace(
             data, train=first(data.train, wanted.images), test=first(data.test, wanted.tests)
         )
         what = f"{net}: held, test error, test loss, images lost and won by it"
         print(heading(what, CPU), flush=True)
-        append(wanted.json, CPU, measured(net, some))
+        append(wanted.json, CPU, measured(net, chosen, some))
     return 0
 
 

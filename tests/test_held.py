@@ -12,6 +12,8 @@ from torch.testing import assert_close
 
 import mssar
 from mssar.lab.engine.evaluate import Trained
+from mssar.lab.engine.feed import Normalise
+from mssar.lab.run import Normalisation
 
 
 @pytest.fixture
@@ -31,6 +33,7 @@ def network(*scales: int) -> Trained:
     return Trained(run, None, model)
 
 
+CPU = torch.device("cpu")
 IMAGES = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
@@ -53,10 +56,10 @@ def by_hand(chosen: Trained, images: Tensor, changed) -> Tensor:
 @torch.no_grad()
 def test_with_no_scale_held_it_is_the_network(held):
     chosen = network()
-    found = held.means(chosen, IMAGES)
+    found = held.means(chosen, [IMAGES])
     before = {name: t.clone() for name, t in chosen.model.state_dict().items()}
     made = held.holding(chosen, found, ())
-    assert_close(made.model(IMAGES), chosen.model(IMAGES))
+    assert_close(made(IMAGES), chosen.model(IMAGES))
     for name, tensor in chosen.model.state_dict().items():
         assert torch.equal(tensor, before[name])
     assert not [m for m in chosen.model.modules() if isinstance(m, held.Held)]
@@ -68,8 +71,8 @@ def test_means_are_over_images_and_positions(held):
     chosen, seen = network(), {}
     by_hand(chosen, IMAGES, lambda layer, k, z: seen.setdefault((layer, k), z))
     for size in (4, 6):
-        held.BATCH = size
-        found = held.means(chosen, IMAGES)
+        found = held.means(chosen, IMAGES.split(size))
+        assert not any(m._forward_pre_hooks for m in chosen.model.modules())
         for name, layer in held.layers(chosen.model).items():
             for scale in (1, 2, 4):
                 expected = seen[layer, scale].mean((0, 2, 3)).view(1, -1, 1, 1)
@@ -80,9 +83,9 @@ def test_means_are_over_images_and_positions(held):
 @torch.no_grad()
 def test_a_scale_that_is_held_no_longer_looks(held, scales):
     chosen = network()
-    found = held.means(chosen, IMAGES)
+    found = held.means(chosen, [IMAGES])
     names = {layer: name for name, layer in held.layers(chosen.model).items()}
-    made = held.holding(chosen, found, scales).model(IMAGES)
+    made = held.holding(chosen, found, scales)(IMAGES)
     expected = by_hand(
         chosen,
         IMAGES,
@@ -95,7 +98,7 @@ def test_a_scale_that_is_held_no_longer_looks(held, scales):
 @torch.no_grad()
 def test_flat_weights_are_an_images_means(held):
     chosen = network()
-    made = held.holding(chosen, held.means(chosen, IMAGES), held.FLAT).model(IMAGES)
+    made = held.holding(chosen, held.means(chosen, [IMAGES]), (), True)(IMAGES)
     expected = by_hand(
         chosen,
         IMAGES,
@@ -104,12 +107,15 @@ def test_flat_weights_are_an_images_means(held):
     assert_close(made, expected)
     assert not torch.allclose(made, chosen.model(IMAGES), atol=1e-3)
     alone = network(1)  # has flat weights already
-    made = held.holding(alone, held.means(alone, IMAGES), held.FLAT).model(IMAGES)
+    made = held.holding(alone, held.means(alone, [IMAGES]), (), True)(IMAGES)
     assert_close(made, alone.model(IMAGES))
 
 
-def test_every_way_is_a_line(held, tmp_path, monkeypatch, capsys):
-    run, data, file = tiny(recalibration="mssar"), arrays(40, 40), tmp_path / "held.jsonl"
+@pytest.mark.parametrize("own", [None, Normalisation((0.9, 0.8, 0.7), (0.1, 0.2, 0.3))])
+def test_every_way_is_a_line(held, own, tmp_path, monkeypatch, capsys):
+    """Also of a run that normalises as it likes."""
+    run = replace(tiny(recalibration="mssar"), normalisation=own)
+    data, file = arrays(40, 40), tmp_path / "held.jsonl"
     record = trained(run, data, tmp_path / run.name)
     monkeypatch.setattr(held, "load", lambda *_: data)
     words = [str(tmp_path / run.name), "--images", "16", "--json", str(file)]
@@ -126,12 +132,32 @@ def test_every_way_is_a_line(held, tmp_path, monkeypatch, capsys):
         assert line["error"] - lines[0]["error"] == pytest.approx(
             100 * (line["lost"] - line["won"]) / 40
         )
-    assert f"{'none':14}{record.error:7.2f} %" in capsys.readouterr().out
+    assert f"{'nothing':14}{record.error:7.2f} %" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["none", "simam"])
-def test_a_network_without_the_layer_is_refused(held, kind, tmp_path):
-    run, data = tiny(recalibration=kind), arrays(40, 40)
+def test_means_are_of_images_to_train_with(held, tmp_path, monkeypatch):
+    run, data, seen = tiny(recalibration="mssar"), arrays(40, 40), []
     trained(run, data, tmp_path / run.name)
-    with pytest.raises(ValueError, match="has no MS-SAR that takes its weights from its own map"):
-        held.measured(str(tmp_path / run.name), data)
+    monkeypatch.setattr(held, "load", lambda *_: data)
+    plain = held.means
+
+    def watched(chosen: Trained, images):
+        seen.extend(images := list(images))
+        return plain(chosen, images)
+
+    monkeypatch.setattr(held, "means", watched)
+    file = tmp_path / "held.jsonl"
+    words = [str(tmp_path / run.name), "--images", "16", "--tests", "10", "--json", str(file)]
+    assert held.main(words) == 0
+    assert_close(torch.cat(seen), Normalise(data, CPU)(data.train.images[:16].permute(0, 3, 1, 2)))
+    assert {json.loads(line)["tested"] for line in file.read_text().splitlines()} == {10}
+
+
+@pytest.mark.parametrize("kind", ["none", "simam", "context"])
+def test_a_network_without_the_layer_is_refused(held, kind):
+    run = tiny(recalibration="mssar" if kind == "context" else kind)
+    model = run.build(4)
+    if kind == "context":  # as in a DenseNet
+        model.layer1[0].recalibrate = mssar.MSSAR(16, context_channels=8)
+    with pytest.raises(ValueError, match="is no network with MS-SAR of the same scales everywhere"):
+        held.measured("it", Trained(run, None, model), arrays(40, 40))

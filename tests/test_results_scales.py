@@ -2,7 +2,7 @@
 
 import json
 from itertools import combinations
-from statistics import fmean, median, pstdev, stdev
+from statistics import fmean, median, pstdev, stdev, variance
 
 from reproduced import RECORDS, published, recorded
 from test_results import PAGES, ROOT
@@ -10,7 +10,7 @@ from test_results import PAGES, ROOT
 from mssar.lab.experiments import paper
 from mssar.lab.experiments.plan import plan_for
 from mssar.lab.records import Record
-from mssar.lab.report import build
+from mssar.lab.report import build, welch
 from mssar.lab.report.collect import collect
 from mssar.lab.report.content import Claim
 from mssar.lab.report.groups import claim, judged, side
@@ -56,21 +56,22 @@ def test_what_is_said_of_gains_over_none_follows_from_the_records():
     assert good == {scales for scales in SCALES if 1 in scales and len(scales) > 1}
     assert {over[scales].verdict for scales in over.keys() - good} == {"none"}
     ends = [f(over[scales].gain for scales in good) for f in (min, max)]
-    said = "gain {:.2f} to {:.2f} points".format(*ends)
-    assert f"{said} over no recalibration" in page
-    assert f"{said}, with two scales or with three." in readme
+    assert "gain {:.2f} to {:.2f} points over no recalibration".format(*ends) in page
+    two, four, both = (told(over[s].gain, over[s].margin) for s in ((1, 2), (1, 4), (1, 2, 4)))
+    assert f"with a finer one: {two} points with 2, {four} with 4, {both} with both." in readme
     for one, other in combinations(good, 2):  # "by no more than chance"
         assert compared(one, other).verdict == "none"
-    coarse = over[2, 4]
-    for text in (readme, page):
-        assert f"2 and 4 together ({told(coarse.gain, coarse.margin)})" in text
-    card = (ROOT / "docs" / "method.md").read_text()
-    assert "`(1, 2)` and `(1, 4)` do as well as the default, and that one scale alone, or" in card
-    one = over[1,]
-    assert f"there is no finer scale it does not ({told(one.gain, one.margin)})" in page
+    alone = told(over[2,].gain, over[2,].margin)
+    assert f"of 2 alone little can be said ({alone})" in readme
+    every = compared((1, 2, 4), (2,))
+    assert every.verdict == "none"
+    by = told(every.gain, every.margin)
+    assert f"({alone}; all three scales are better than it by {by}, which may be chance)" in page
     two, four = (compared((1, 2, 4), scales) for scales in ((1, 2), (1, 4)))
-    assert f"not better than 1 and 2 ({told(two.gain, two.margin)}), nor than 1 and 4" in page
-    assert f"nor than 1 and 4 ({told(four.gain, four.margin)})." in page
+    assert f"by {told(two.gain, two.margin)} than 1 and 2, and by" in page
+    assert f"and by {told(four.gain, four.margin)} than 1 and 4. In the paper they are" in page
+    theirs = [papers(*scales)[0] - papers(1, 2, 4)[0] for scales in ((1, 2), (1, 4))]
+    assert "In the paper they are, by {:.2f} and {:.2f}.".format(*theirs) in page
 
 
 def added() -> Claim:
@@ -78,13 +79,35 @@ def added() -> Claim:
     return judged("", None, *((side(runs(1, *fine)), side(runs(*fine))) for fine in FINE))
 
 
+def interaction() -> tuple[float, float, float]:
+    """How much less scale 1 gains alone than beside finer ones, its interval and p."""
+    signs = dict.fromkeys(FINE, 1 / 3) | {(1, *fine): -1 / 3 for fine in FINE}
+    signs |= {(): -1, (1,): 1}
+    errors = {scales: [r.error for r in runs(*scales)] for scales in signs}
+    found = sum(weight * fmean(errors[scales]) for scales, weight in signs.items())
+    parts = [
+        (w * w * variance(errors[k]) / len(errors[k]), len(errors[k])) for k, w in signs.items()
+    ]
+    total = sum(part for part, _ in parts)
+    freedom = total**2 / sum(part**2 / (n - 1) for part, n in parts)
+    width = welch.quantile(0.975, freedom) * total**0.5
+    return found, width, welch._beyond(found / total**0.5, freedom)
+
+
 def test_what_is_said_of_scale_1_in_addition_follows_from_the_records():
     page = (ROOT / "docs" / "results.md").read_text()
     two, four, mean = compared((1, 2), (2, 4)), compared((1, 4), (2, 4)), added()
     assert {made.verdict for made in (two, four, mean)} == {"holds"}
-    assert f"is {told(two.gain, two.margin)} points higher than that of scales 1 and 2 and" in page
-    assert f"{told(four.gain, four.margin)} higher than that of 1 and 4, which were tra" in page
+    assert f"is {told(two.gain, two.margin)} points higher than with 1 and 2, and" in page
+    assert f"and {told(four.gain, four.margin)} higher than with 1 and 4, which were tra" in page
     assert f"in addition lowers the error by {told(mean.gain, mean.margin)} points" in page
+    two, four, one = compared((1, 2), (1,)), compared((1, 4), (1,)), compared((1,), ())
+    assert {made.verdict for made in (two, four)} == {"holds"}
+    assert f"scale 2 lowers the error by {told(two.gain, two.margin)} points, scale 4 by" in page
+    assert f"scale 4 by {told(four.gain, four.margin)}." in page
+    less = told(*interaction()[:2])
+    said = f"gains nothing ({told(one.gain, one.margin)}), which is {less} points less than beside"
+    assert said in page
     theirs = [papers(*fine)[0] - papers(1, *fine)[0] for fine in FINE]
     said = (
         "scale 1 in addition to them gains {2:.2f}, and to 4 alone {1:.2f}, but to 2 alone {0:.2f}"
@@ -94,13 +117,27 @@ def test_what_is_said_of_scale_1_in_addition_follows_from_the_records():
     assert papers(2, 4)[0] == max(pairs) > max(papers(2)[0], papers(4)[0])
 
 
+def test_what_is_said_of_the_papers_other_columns_is_theirs():
+    page = (ROOT / "docs" / "results.md").read_text()
+    cells = {
+        (row.network, tuple(row.options.get("scales", ()))): row.errors for row in paper.TABLE4
+    }
+    dense = {scales: cells["densenet100", scales][CELL] for scales in SCALES if len(scales) == 2}
+    assert min(dense, key=dense.get) == (2, 4)
+    ten = [cells["resnet56", scales]["cifar10"] for scales in ((2, 4), (1, 2))]
+    assert "they are as good as 1 and 2 ({} and {}).".format(*ten) in page
+    level = claim("", *(recorded("resnet56", kind, "cifar10") for kind in ("mssar", "se")), None)
+    assert level.verdict == "none"  # "gains as much as all three do"
+
+
 def test_what_is_said_of_the_papers_gains_follows_from_the_records():
     readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
     bad = ((1,), (2,), (4,), (2, 4))
     gains = [papers()[0] - papers(*scales)[0] for scales in bad]
     said = "scales alone {:.2f}, {:.2f} and {:.2f}, and 2 and 4 together {:.2f}."
     assert said.format(*gains) in page
-    assert f"where the paper has gains of {min(gains):.1f} to {max(gains):.1f}." in readme
+    others = [gains[0], *gains[2:]]
+    assert f"where the paper has {min(others):.1f} to {max(others):.1f};" in readme
     main = published(paper.TABLE3, "resnet56", "none", CELL)
     assert f"which has {papers()[0]} without recalibration; with [the {main} of its ma" in page
     assert f"each would gain {papers()[0] - main:.2f} less." in page
@@ -111,11 +148,12 @@ def test_what_is_said_of_the_papers_gains_follows_from_the_records():
     assert [gap > wide for gap, wide in map(above.get, bad)] == [True, False, True, True]
     one, two, four, both = (told(*above[scales]) for scales in bad)
     assert f"scales 1 and 4 beyond chance, by {one} and {four} points" in page
-    assert f"and so are 2 and 4 together, by {both}." in page
-    assert f"Of scale 2 the seeds lie so far apart that little can be said ({two})" in page
+    assert f"and so are 2 and 4 together, by {both}; scale 2 by {two}." in page
     near = [above[scales] for scales in ((1, 2), (1, 4))]
     assert all(abs(gap) < wide for gap, wide in near)
-    assert "within chance ({} and {}).".format(*(told(*one) for one in near)) in page
+    every = told(*above[1, 2, 4])
+    said = "within chance ({} and {}); with all three ours is {} higher."
+    assert said.format(*(told(*one) for one in near), every) in page
     elsewhere = [
         ("resnet56", "cifar10"),
         ("resnet32", "cifar10"),
@@ -129,14 +167,18 @@ def test_what_is_said_of_the_papers_gains_follows_from_the_records():
 
 def test_what_is_said_of_training_errors_and_widths_follows_from_the_records():
     page = (ROOT / "docs" / "results.md").read_text()
-    last = {s: f"{fmean(r.epochs[-1].train_error for r in runs(*s)):.2f} %" for s in SCALES}
-    assert f"With scale 1 alone that is {last[1,]}, with 1 and 2 {last[1, 2]}, with 1 and 4" in page
-    assert (
-        f"1 and 4 {last[1, 4]} and with all three {last[1, 2, 4]}, where it is {last[()]}" in page
-    )
-    assert f"{last[()]} without recalibration and {last[2, 4]} with 2 and 4." in page
-    assert len({r.params for scales in SCALES if len(scales) == 2 for r in runs(*scales)}) == 1
     narrow = recorded("resnet56", "mssar", CELL, reduction=3)
+    cells = {scales: runs(*scales) for scales in SCALES} | {"narrow": narrow}
+    last = {
+        k: f"{fmean(r.epochs[-1].train_error for r in some):.2f} %" for k, some in cells.items()
+    }
+    assert (
+        f"is {last[1,]} with scale 1, {last[1, 2]} with 1 and 2, {last[1, 4]} with 1 and 4" in page
+    )
+    assert f"and {last[1, 2, 4]} with all three; {last[()]} without recalibration, " in page
+    assert f"{last[2,]} with scale 2, {last[4,]} with 4, {last[2, 4]} with 2 and 4, and" in page
+    assert f"and {last['narrow']} with narrow layers." in page
+    assert len({r.params for scales in SCALES if len(scales) == 2 for r in runs(*scales)}) == 1
     wide = claim("", runs(1, 2, 4), narrow, None)
     assert f"({told(wide.gain, wide.margin)} here, which says little;" in page
     all_pairs = page.partition("The mean of the four is ")[2].partition(" points")[0]
@@ -153,15 +195,17 @@ def test_what_is_said_of_their_number_follows_from_the_records():
     for scales in SCALES:
         if scales not in ((), (1,), (1, 2, 4)):  # these are above
             more += [compared(scales, ()), compared((1, 2, 4), scales)]
-    more += [two := compared((1, 4), (2, 4)), compared((1, 2), (2, 4)), mean := added()]
-    level = 0.05 / (before + len(more))
-    assert len(more) == 14
-    assert "These are fourteen comparisons more than those" in page
-    assert f"If all {before + len(more)} were to hold at once (p below {level:.2g})" in page
-    beyond = [made for made in more if made.p < level]
-    assert beyond == [two, mean]
-    assert f"in the mean (p = {two.p:.1g} both)" in page
-    assert f"{two.p:.1g}" == f"{mean.p:.1g}"
+    more += [compared((1, 2), (2, 4)), compared((1, 4), (1,))]
+    more += [fine := compared((1, 4), (2, 4)), coarse := compared((1, 2), (1,)), mean := added()]
+    chances = [made.p for made in more] + [interaction()[2]]
+    level = 0.05 / (before + len(chances))
+    assert f"These are {len(chances)} comparisons more than those" in page
+    assert f"If all {before + len(chances)} were to hold at once (p below {level:.2g})" in page
+    beyond = [p for p in chances if p < level]
+    assert beyond == [fine.p, coarse.p, mean.p, chances[-1]]
+    assert {f"{p:.1g}" for p in beyond[:3]} == {"0.0006"}
+    assert "in addition in the mean (p = 0.0006 each), and how much less it gains alone" in page
+    assert f"gains alone ({chances[-1]:.1g})." in page
     small, middle = (
         claim("", *(recorded(network, kind, CELL) for kind in ("mssar", "none")), None).p
         for network in ("resnet20", "resnet32")
@@ -245,10 +289,14 @@ def test_the_number_of_comparisons_is_that_of_the_page():
     )
 
 
+def held_lines() -> list[dict]:
+    return [json.loads(x) for x in (ROOT / "records/held/cifar.jsonl").read_text().splitlines()]
+
+
 def held() -> dict[str, dict[str, tuple[float, float]]]:
     """By data set and way: how much the error rises, and half the interval's width."""
     found: dict[str, dict[str, tuple[float, float]]] = {}
-    for line in map(json.loads, (ROOT / "records/held/cifar.jsonl").read_text().splitlines()):
+    for line in held_lines():
         lost, won, n = line["lost"], line["won"], line["tested"]
         assert (line["trained"], n, line["changed"]) == (5000, 10_000, False)
         each = [1] * lost + [-1] * won + [0] * (n - lost - won)  # images, by what became of them
@@ -269,10 +317,30 @@ def test_what_is_said_of_scales_that_are_held_follows_from_what_was_measured():
     assert (
         f"it is {told(*ten['[1]'])} with scale 1 held, and {told(*ten['[2, 4]'])} with both" in page
     )
-    assert f"{flat} points on CIFAR-100 and {told(*ten['flat'])} on CIFAR-10." in page
-    for of in (ten, hundred):  # "no difference beyond chance"
+    more = hundred["[1, 2, 4]"][0] - hundred["[1]"][0]
+    assert f"holding the finer ones costs {more:.2f} points more on CIFAR-100" in page
+    assert f"{flat} points on CIFAR-100, {told(*ten['flat'])} on CIFAR-10." in page
+    for of in (ten, hundred):  # "beyond chance"
         assert abs(of["flat"][0]) < of["flat"][1]
         assert of["[1]"][0] > of["[1]"][1]
+    assert (
+        f"And {sum(hundred['flat']):.2f} points, where the interval ends, would be nearly" in page
+    )
+    assert 0.4 < sum(hundred["flat"]) / compared((1, 2, 4), ()).gain < 0.5
+    se = claim("", *(recorded("resnet56", kind, "cifar10") for kind in ("se", "none")), None)
+    assert f"on CIFAR-10 it has ({told(se.gain, se.margin)})." in page
+    lines = {
+        (line["net"].removeprefix("resnet56-mssar-"), str(line["held"])): line
+        for line in held_lines()
+    }
+    assert len(lines) - 2 == 16  # "sixteen intervals"
+    last, all_held = lines[CELL, "flat"], lines[CELL, "[1, 2, 4]"]
+    assert f"{last['lost']} of CIFAR-100 are lost by it and {last['won']} won" in page
+    none = fmean(r.error for r in runs())
+    said = f"the error is {all_held['error']:.2f} % on CIFAR-100, where a network that was trained"
+    assert f"{said} without the layer has {none:.2f} %" in page
+    losses = [lines[CELL, way]["loss"] for way in ("[4]", "[]")]
+    assert "the test loss lower ({:.3f} instead of {:.3f})".format(*losses) in page
     table = page.partition("<!-- results: held -->")[2].partition("<!-- end")[0]
     assert f"| positions | 28.23 | {flat} | 6.19 | {told(*ten['flat'])} |" in table
     assert "| nothing | 27.98 |  | 6.23 |  |" in table

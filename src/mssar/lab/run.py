@@ -165,7 +165,7 @@ class Run:
             torch.default_generator.manual_seed(self.seed)  # not those of GPUs
             kind, options = self.recalibration, dict(self.options)
             network = foreign.build(self.network, kind, num_classes, **begin, **options)
-            if self.recipe.init == "torch":
+            if self.recipe.init != UNWRITTEN["init"]:
                 begin_as_in_torch(network)
             return network
 

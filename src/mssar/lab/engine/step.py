@@ -236,7 +236,7 @@ class Learner:
 
 def decaying(model: nn.Module, decay: str) -> list[dict[str, Any]]:
     """A network's parameters, by whether weight decay is for them: for all, or for weights alone,
-    which have more than one dimension as no norm's parameter and no bias has."""
+    those of more than one dimension, as norms' parameters and biases are not."""
     found = list(model.parameters())
     if decay == "all":
         return [{"params": found}]
