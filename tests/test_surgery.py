@@ -173,7 +173,10 @@ def test_a_module_that_stands_in_two_places_is_exchanged_in_both():
 def test_squeezes_are_replaced_on_request(torchvision, name):
     model = build(name, torchvision)
     before, x = copy.deepcopy(model), torch.randn(SIZE)
-    plan = mssar.insert(model, where="se")
+    plain = mssar.cost(model, SIZE[1:])
+    plan = mssar.insert(model, where="se", size=SIZE[1:])
+    found = mssar.cost(model, SIZE[1:])
+    assert (plan.params, plan.macs) == (found.params - plain.params, found.macs - plain.macs)
     assert len(plan.entries) == sum("Squeeze" in type(m).__name__ or "SEM" in type(m).__name__
                                     for m in before.modules())  # fmt: skip
     assert "the output changes" in str(plan)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from foreign import build
 from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 KNOWN = (
     "it has no block of torchvision's or timm's ResNets.*where names the modules whose maps are "
@@ -146,3 +147,25 @@ def test_an_optimiser_of_another_network(mssar, resnet):
         mssar.insert(resnet, optimizer=optimizer)
     assert len(optimizer.param_groups) == 1
     assert resnet.state_dict().keys() == before.keys()
+
+
+@pytest.mark.parametrize("where", ["blocks", "layer3.*", "layer3.0"])
+def test_a_block_that_is_not_as_it_was_is_named(mssar, resnet, where):
+    resnet.layer3[0].bn2 = nn.Identity()
+    with pytest.raises(ValueError, match=r"^'layer3\.0': an? Identity does not say how many cha"):
+        mssar.insert(resnet, where=where)
+
+
+def test_what_was_fused_since_is_not_half_removed(mssar, resnet):
+    mssar.insert(resnet.eval())
+    block = resnet.layer3[0]
+    block.conv2 = fuse_conv_bn_eval(block.conv2, block.bn2)
+    block.bn2 = nn.Identity()
+    before = {name: t.clone() for name, t in resnet.state_dict().items()}
+    words = r"^'layer3\.0' has no longer the bn2.weight and bn2.bias that insert doubled"
+    with pytest.raises(ValueError, match=words) as error:
+        mssar.remove(resnet)
+    assert "\n" not in str(error.value)
+    after = resnet.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)

@@ -116,6 +116,14 @@ def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     held = holders(model)
     if not held:
         raise ValueError(f"nothing was inserted into this {type(model).__name__}")
+    for name, holder in held.items():
+        try:
+            list(holder.folded())
+        except AttributeError:
+            raise ValueError(
+                f"{name!r} has no longer the {' and '.join(holder.doubled)} that insert doubled, "
+                "as after fusing for deployment; remove before that. Nothing was changed"
+            ) from None
     for holder in held.values():
         if holder.doubled:
             holder.fold(0.5)
@@ -311,8 +319,9 @@ def _require_whole(model: nn.Module) -> None:
     inserted = list(holders(model))
     if inserted:
         raise ValueError(
-            f"MS-SAR was put into this {kind} already ({len(inserted)} layers, the first in "
-            f"{inserted[0]!r}); mssar.remove(model) takes it out"
+            f"MS-SAR was put into this {kind} already ({len(inserted)} layer"
+            f"{'s' * (len(inserted) > 1)}, the first in {inserted[0]!r}); mssar.remove(model) "
+            "takes it out"
         )
     made = [name for name, module in model.named_modules() if isinstance(module, MSSAR)]
     if made:

@@ -24,7 +24,7 @@ class Entry:
     kind: str
     channels: int
     hidden: int  # of each scale's branch
-    params: int
+    params: int  # less those of what it replaces, and so of multiply-adds
     macs: int | None  # of one image; None where the network could not be run without numbers
     runs: str  # how, on a CUDA device
     note: str = ""  # where the network's output is not what it was
@@ -105,6 +105,9 @@ def entry(
     hidden = cast("Branch", layer.branches[0]).norm1.num_features
     params = sum(p.numel() for p in layer.parameters())
     macs = sum(_macs(layer, hidden, size) for size in maps) if maps else None
+    if place.replaces:
+        params -= sum(p.numel() for p in block.parameters())
+        macs = None if macs is None else macs - len(maps) * _squeezing(block)
     kind = type(block).__name__
     return Entry(name, kind, place.channels, hidden, params, macs, _runs(block, place, layer), note)
 
@@ -113,6 +116,11 @@ def _macs(layer: MSSAR, hidden: int, size: tuple[int, int]) -> int:
     seen = layer.context_channels or layer.channels
     cells = sum(h * w for h, w in (s.grid(size) for s in layer.sets.sets))
     return cells * hidden * (seen + layer.channels)
+
+
+def _squeezing(block: nn.Module) -> int:
+    """Multiply-adds of a squeeze-and-excitation: its products are of one vector a map."""
+    return sum(p.numel() for p in block.parameters() if p.ndim > 1)
 
 
 def _runs(block: nn.Module, place: Place, layer: MSSAR) -> str:

@@ -43,7 +43,7 @@ def places(model: nn.Module, where: Where) -> Found:
     if isinstance(where, str) and where == "se":
         if squeezes := _all(modules, squeeze):
             return squeezes
-        kinds = ", ".join(name.rpartition(".")[2] for name in SQUEEZES)
+        kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in SQUEEZES))
         raise ValueError(f"nothing to replace in this {kind}: it has no {kinds}")
     if isinstance(where, type):
         names = [n for n, m in modules.items() if n and isinstance(m, _module_class(where))]
@@ -87,8 +87,16 @@ def _require_two(where: Callable[..., object]) -> None:
 
 
 def _all(modules: dict[str, nn.Module], find: Callable[[nn.Module], Place | None]) -> Found:
-    found = {name: find(module) for name, module in modules.items()}
+    found = {name: _told(find, name, module) for name, module in modules.items()}
     return {name: place for name, place in found.items() if place is not None}
+
+
+def _told(find: Callable[[nn.Module], Place | None], name: str, module: nn.Module) -> Place | None:
+    """What is wrong with a block, with its name."""
+    try:
+        return find(module)
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {error}") from None
 
 
 def _unknown(model: nn.Module) -> str:
@@ -107,15 +115,14 @@ def _unknown(model: nn.Module) -> str:
 
 
 def _place(name: str, module: nn.Module) -> Place:
-    place = known(module)
+    place = _told(known, name, module)
     if place is not None:
         return place
     if not name:
         raise ValueError("the network itself is no place for a layer; name a module in it")
-    try:
-        return wrapped(module, "")
-    except ValueError as error:
-        raise ValueError(f"{name!r}: {error}") from None
+    made = _told(lambda inner: wrapped(inner, ""), name, module)
+    assert made is not None
+    return made
 
 
 def _named(patterns: list[str], modules: dict[str, nn.Module]) -> list[str]:
@@ -125,7 +132,7 @@ def _named(patterns: list[str], modules: dict[str, nn.Module]) -> list[str]:
         if not isinstance(pattern, str):
             raise ValueError(f"{ASKED}; got {pattern!r} among the names")
         fits = [name for name in modules if name and fnmatchcase(name, pattern)]
-        blocks = [name for name in fits if known(modules[name]) is not None]
+        blocks = [name for name in fits if _told(known, name, modules[name]) is not None]
         if not fits:
             close = get_close_matches(pattern, [n for n in modules if n], 3, 0.4)
             hint = f"; close to it: {', '.join(close)}" if close else ""
