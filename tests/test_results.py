@@ -26,7 +26,7 @@ DATA = tuple(
     f"records/{name}"
     for name in (
         *("table3.jsonl", "table4.jsonl", "weight_decay.jsonl", "fruit.jsonl", "costs.toml"),
-        *("timings/h200.jsonl", "held/cifar.jsonl"),
+        *("timings/h200.jsonl", "held.ndjson"),
     )
 )
 

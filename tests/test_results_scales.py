@@ -290,7 +290,7 @@ def test_the_number_of_comparisons_is_that_of_the_page():
 
 
 def held_lines() -> list[dict]:
-    return [json.loads(x) for x in (ROOT / "records/held/cifar.jsonl").read_text().splitlines()]
+    return [json.loads(x) for x in (ROOT / "records/held.ndjson").read_text().splitlines()]
 
 
 def held() -> dict[str, dict[str, tuple[float, float]]]:
