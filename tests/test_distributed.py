@@ -163,7 +163,7 @@ def job(world: World, words: tuple[Any, ...], kinds: dict[str, Any]) -> dict[str
         ("none", {}),
         ("mssar", {}),
         ("none", {"ema": 0.8, "schedule": "cosine", "smoothing": 0.1}),
-        ("mssar", {"decay": "weights", "weight_decay": 0.1, "init": "torch", "fill": "mean"}),
+        ("none", {"decay": "weights", "weight_decay": 0.1, "fill": "mean"}),
     ],
 )
 def test_two_processes_train_as_one(crew, tmp_path, recalibration, changes):
