@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from mssar.lab.run import Run
 
 RECORDS = Path("records")
-EXPERIMENTS = ("table3", "table4", "strategy", "stage", "ilsvrc")  # as mssar.lab.experiments has
+# As mssar.lab.experiments has them.
+EXPERIMENTS = ("table3", "table4", "strategy", "stage", "recipe", "ilsvrc")
 
 
 @grouped

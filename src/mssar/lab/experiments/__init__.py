@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mssar.lab.experiments import ilsvrc, stage, strategy, table3, table4
+from mssar.lab.experiments import ilsvrc, recipe, stage, strategy, table3, table4
 from mssar.lab.experiments.cell import Cell
 
 
@@ -25,6 +25,7 @@ EXPERIMENTS = {
         Experiment("table4", "combinations of scales", table4.cells),
         Experiment("strategy", "regional and sliding coordinate sets", strategy.cells),
         Experiment("stage", "multi-stage and single-stage DenseNets", stage.cells),
+        Experiment("recipe", "what the paper leaves open of its recipe", recipe.cells),
         Experiment("ilsvrc", "ILSVRC2012 with SE and MS-SAR", ilsvrc.cells),
     )
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mssar.lab.experiments.paper import Published
+from mssar.lab.recipes import varied
 from mssar.lab.run import Run, text_of, usual_recipe
 
 CIFAR = ("cifar10", "cifar100")
@@ -14,20 +15,21 @@ CIFAR = ("cifar10", "cifar100")
 
 @dataclass(frozen=True)
 class Cell:
-    """A row of the paper on one data set, trained by the paper's recipe."""
+    """A row of the paper on one data set, trained by the paper's recipe or a variant of it."""
 
     row: Published
     dataset: str
     changes: Mapping[str, Any] = field(default_factory=dict)  # options beside the row's own
     additional: bool = False  # another reading of the row; the others come first
     remark: str = ""
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # its fields that are other ones
 
     def run(self, seed: int) -> Run:
         """One scale alone is SE, and trained once, by that name."""
         row, kind, options = self.row, self.row.recalibration, self.options
         if options.get("scales") == (1,):
             kind, options = "se", {k: v for k, v in options.items() if k != "scales"}
-        recipe = usual_recipe(row.network, self.dataset)
+        recipe = varied(usual_recipe(row.network, self.dataset), **self.recipe)
         return Run(row.network, kind, options, self.dataset, recipe, seed)
 
     @property
@@ -37,8 +39,9 @@ class Cell:
 
     @property
     def particulars(self) -> list[str]:
-        """The options for people, defaults included: ``strategy=regional``."""
-        return [f"{name}={text_of(value)}" for name, value in self.options.items()]
+        """The options for people, defaults included: ``strategy=regional``; then the recipe's."""
+        every = {**self.options, **self.recipe}
+        return [f"{name}={text_of(value)}" for name, value in every.items()]
 
     @property
     def label(self) -> str:
