@@ -89,7 +89,10 @@ def test_reproduce_goes_on_where_its_budget_ended(monkeypatch):
 
 def test_reproduce_names_what_it_knows(capsys, monkeypatch):
     line = fail(capsys, monkeypatch, "reproduce")
-    assert "name an experiment (table3, table4, strategy, stage, ilsvrc), or pass --list" in line
+    assert (
+        "name an experiment (table3, table4, strategy, stage, recipe, ilsvrc), or pass --list"
+        in line
+    )
     assert "table3" in fail(capsys, monkeypatch, "reproduce", "table9")
     assert "resnet20" in fail(capsys, monkeypatch, "reproduce", "table3", "--nets", "vgg")
     Path("records").mkdir()
