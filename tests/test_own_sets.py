@@ -116,5 +116,5 @@ def test_what_is_no_set_is_refused(unchecked):
         unchecked.MSSAR(6, strategy=3)
     with pytest.raises(ValueError, match=r"has scale, grid, pool and spread; .* made int"):
         unchecked.MSSAR(6, strategy=int)
-    with pytest.raises(ValueError, match="has a module or a class of its own in it"):
+    with pytest.raises(ValueError, match="has a module, a pooling or a class of its own"):
         unchecked.create_model("resnet8", "mssar", strategy=Columns).save_pretrained("nowhere")

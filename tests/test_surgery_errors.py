@@ -169,3 +169,38 @@ def test_what_was_fused_since_is_not_half_removed(mssar, resnet):
     after = resnet.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_what_cannot_be_changed_or_trained_is_left_alone(mssar, torchvision):
+    with torch.inference_mode():
+        made = build("torchvision resnet, basic", torchvision)
+        with pytest.raises(ValueError, match=r"'conv1\.weight' was made under torch\.infer"):
+            mssar.insert(made)
+    trained = torch.optim.SGD(made.parameters(), 0.1)
+    state, before = copy.deepcopy(made.state_dict()), repr(made)
+    with pytest.raises(
+        ValueError, match=r"insert into copy\.deepcopy\(model\), made outside"
+    ) as error:
+        mssar.insert(made, optimizer=trained)
+    assert "\n" not in str(error.value)
+    assert repr(made) == before
+    assert len(trained.param_groups[0]["params"]) == len(list(made.parameters()))
+    assert all(torch.equal(tensor, state[name]) for name, tensor in made.state_dict().items())
+    usual = copy.deepcopy(made)
+    with (
+        torch.inference_mode(),
+        pytest.raises(ValueError, match=r"^insert outside torch\.inference_mode"),
+    ):
+        mssar.insert(usual)
+    mssar.insert(usual)
+    assert not any(p.is_inference() for p in usual.parameters())
+
+
+def test_a_long_reason_ends_at_a_word(mssar):
+    class Dreary(nn.Sequential):
+        def forward(self, x):
+            raise RuntimeError("something " * 40 + "\nelse" + str(x))
+
+    said = str(mssar.insert(Dreary(nn.Conv2d(3, 8, 1)), where="0", dry_run=True))
+    reason = said.partition("not counted at ")[2].partition(": ")[2]
+    assert reason == "something " * 19 + "…"

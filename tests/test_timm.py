@@ -63,6 +63,28 @@ def test_they_are_the_networks_of_create_model(timm, name, kind):
         assert_close(theirs.forward_head(features), ours(images))
 
 
+def test_they_can_be_shared(timm, x, tmp_path):
+    made = disturbed(timm.create_model("resnet8_mssar", num_classes=7, scales=(1, 2))).eval()
+    made.save_pretrained(tmp_path)
+    loaded = mssar.from_pretrained(tmp_path)
+    assert type(loaded) is mssar.networks.CifarResNet
+    assert [m.scales for m in loaded.modules() if isinstance(m, mssar.MSSAR)] == [(1, 2)] * 3
+    assert_close(loaded(x), made(x))
+    made.reset_classifier(0)
+    mssar.save_pretrained(made, tmp_path / "features")
+    assert_close(mssar.from_pretrained(tmp_path / "features")(x), made(x))
+
+
+@pytest.mark.parametrize("when", ["made", "changed"])
+def test_with_another_pooling_they_are_not_what_create_model_makes(timm, tmp_path, when):
+    made = timm.create_model("resnet8_mssar", **{"global_pool": "max"} if when == "made" else {})
+    if when == "changed":
+        made.reset_classifier(10, "max")
+    with pytest.raises(ValueError, match="this CifarResNet has a module, a pooling or a class"):
+        made.save_pretrained(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 def test_options_reach_the_layers(timm):
     net = timm.create_model("resnet8_mssar", scales=(1, 3), strategy="sliding", reduction=2)
     layer = net.layer1[0].recalibrate

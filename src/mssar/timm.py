@@ -24,7 +24,14 @@ from torch import Tensor, nn
 
 from mssar import networks
 from mssar.networks.classifier import Classifier
-from mssar.networks.registry import IMAGENET, NETWORKS, Architecture, architecture, recalibrating
+from mssar.networks.registry import (
+    IMAGENET,
+    NETWORKS,
+    Architecture,
+    architecture,
+    origin,
+    recalibrating,
+)
 from mssar.networks.weights import of_checkpoint
 
 Step: TypeAlias = Callable[[Tensor], Tensor]  # a module, or a function
@@ -111,6 +118,8 @@ class Adapted(Classifier):
         if num_classes and not global_pool:
             raise ValueError("a classifier needs a global_pool, such as 'avg'; or num_classes=0")
         self.global_pool = SelectAdaptivePool2d(pool_type=global_pool, flatten=bool(global_pool))
+        if global_pool != "avg":
+            self.origin = None
         self._set_classifier(
             num_classes, self.num_features * (2 if global_pool.endswith("catavgmax") else 1)
         )
@@ -236,9 +245,12 @@ def _build(name: str, kind: str, **given: Any) -> Adapted:
     options = {k: v for k, v in given.items() if k not in own}
     built = recalibrating(name, kind, **options)
     chosen = architecture(name)
-    return ADAPTED[chosen.network](
+    made = ADAPTED[chosen.network](
         *chosen.shape, **{k: v for k, v in given.items() if k in own}, **built
     )
+    if made.global_pool.pool_type == "avg":  # others are in no configuration
+        made.origin = origin(name, kind, given.get("in_chans", 3), options)
+    return made
 
 
 def _weights(state: dict[str, Tensor], _model: nn.Module) -> dict[str, Tensor]:

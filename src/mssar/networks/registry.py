@@ -97,11 +97,19 @@ def create_model(
     classes = chosen.num_classes if num_classes is None else num_classes
     built = recalibrating(name, recalibration, **options)
     made = chosen.network(*chosen.shape, num_classes=classes, in_chans=in_chans, **built)
-    if isinstance(recalibration, str) and not callable(options.get("strategy")):
-        settled = _settled(chosen, recalibration, options)
-        made.origin = {"network": name, "recalibration": recalibration, "options": settled}
-        made.origin["in_chans"] = in_chans
+    made.origin = origin(name, recalibration, in_chans, options)
     return made
+
+
+def origin(
+    name: str, recalibration: str | Recalibration, in_chans: int, options: dict[str, Any]
+) -> dict[str, Any] | None:
+    """What a network can be made from again; None where that is more than names and numbers."""
+    if not isinstance(recalibration, str) or callable(options.get("strategy")):
+        return None
+    settled = _settled(architecture(name), recalibration, options)
+    found: dict[str, Any] = {"network": name, "recalibration": recalibration, "options": settled}
+    return found | {"in_chans": in_chans}
 
 
 def recalibrating(

@@ -245,7 +245,8 @@ def config_of(model: Classifier) -> dict[str, Any]:
     if not isinstance(model, Classifier) or model.origin is None:
         raise ValueError(
             "only a network that create_model made by names can be made again from its "
-            f"configuration; this {type(model).__name__} has a module or a class of its own in it"
+            f"configuration; this {type(model).__name__} has a module, a pooling or a class of its "
+            "own"
         )
     config = {"library": "mssar", **model.origin, "num_classes": model.num_classes}
     with torch.device("meta"):

@@ -316,6 +316,16 @@ def _require_whole(model: nn.Module) -> None:
             raise ValueError(f"{name!r} is a quantised {type(module).__name__}: insert before that")
         if any(isinstance(t, UninitializedParameter) for t in module.parameters(recurse=False)):
             raise ValueError(f"{name!r} is not initialised yet: run the network once before")
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if tensor.is_inference():
+            raise ValueError(
+                f"{name!r} was made under torch.inference_mode and cannot be changed; insert into "
+                "copy.deepcopy(model), made outside of it"
+            )
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "insert outside torch.inference_mode: what is made under it cannot be trained"
+        )
     inserted = list(holders(model))
     if inserted:
         raise ValueError(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from statistics import median
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
@@ -61,7 +62,7 @@ def _map(name: str, place: Place, shape: torch.Size | None) -> tuple[int, int]:
 
 def _line(error: Exception) -> str:
     said = str(error).strip()
-    return said.splitlines()[0][:200] if said else type(error).__name__
+    return shorten(said.splitlines()[0], 200, placeholder=" …") if said else type(error).__name__
 
 
 def timed(model: nn.Module, size: tuple[int, int, int]) -> Times:
