@@ -246,7 +246,7 @@ def test_what_is_said_of_the_networks_on_cifar10_follows_from_the_records():
 
 def test_what_is_said_of_the_weight_decay_follows_from_the_records():
     readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
-    more = recorded("resnet20", "none", "cifar100", 5e-4)
+    more = recorded("resnet20", "none", "cifar100", weight_decay=5e-4)
     none, ours = (recorded("resnet20", kind, "cifar100") for kind in ("none", "mssar"))
     better, left = claim("", more, none, None), claim("", ours, more, None)
     assert (better.verdict, left.verdict) == ("holds", "none")
