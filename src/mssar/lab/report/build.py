@@ -193,9 +193,14 @@ def _key(record: Record) -> tuple[object, ...]:
 
 
 def _own_weights() -> list[Path]:
-    """Those with MS-SAR, of data sets of which there are images; NETWORK-KIND-DATASET."""
-    parts = ((path, path.stem.split("-")) for path in PRETRAINED.values())
-    return [path for path, (_, kind, on) in parts if kind == "mssar" and sample.there_is(on)]
+    """Those with MS-SAR, of data sets of which there are images; NETWORK-KIND-DATASET. Of several
+    on one data set the largest file, since it is the one with the lowest error."""
+    found: dict[str, Path] = {}
+    for path in sorted(PRETRAINED.values(), key=lambda path: path.stat().st_size):
+        _, kind, on = path.stem.split("-")
+        if kind == "mssar" and sample.there_is(on):
+            found[on] = path
+    return [found[on] for on in sorted(found)]
 
 
 def _rank(record: Record, wanted: Sequence[str]) -> int:
