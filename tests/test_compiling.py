@@ -69,7 +69,7 @@ def able(monkeypatch):
         # A DenseNet is compiled whole, which takes minutes; the others are not measured.
         (runs("densenet100", seeds=3) + runs("resnet56", seeds=2), {"resnet56 mssar"}),
         (runs("resnet56", "eca", 3), set()),
-        (runs("resnet56", seeds=9, strategy="sliding"), set()),
+        (runs("resnet56", seeds=9, strategy="sliding"), {"resnet56 mssar strategy=sliding"}),
     ],
     ids=lambda value: f"{len(value)} {value[0].label}" if isinstance(value, list) else "",
 )

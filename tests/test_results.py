@@ -25,7 +25,8 @@ TOOLS = (
 DATA = tuple(
     f"records/{name}"
     for name in (
-        *("table3.jsonl", "table4.jsonl", "weight_decay.jsonl", "fruit.jsonl", "costs.toml"),
+        *("table3.jsonl", "table4.jsonl", "strategy.jsonl", "recipe.jsonl"),
+        *("weight_decay.jsonl", "fruit.jsonl", "costs.toml"),
         *("timings/h200.jsonl", "held.ndjson"),
     )
 )
@@ -73,7 +74,7 @@ def test_the_list_and_the_cards_of_weights_follow_the_records(copied):
     expected = {name: (copied / name).read_text() for name in WEIGHTS}
     for card in CARDS[1:]:
         (copied / card).unlink()
-    (copied / CARDS[0]).write_text(expected[CARDS[0]].replace("6.23 %", "6.13 %"))
+    (copied / CARDS[0]).write_text(expected[CARDS[0]].replace("7.66 %", "7.56 %"))
     page = copied / WEIGHTS[0]
     page.write_text(page.read_text().replace("| 27.96 |", "| 27.06 |"))
     done = write_results(copied, "--check")

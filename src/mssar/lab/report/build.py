@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,8 +71,8 @@ class Maps:
 
 def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
     """The paper's tables with ours beside them, and whatever else was run."""
-    groups = sorted(grouped(found.records), key=lambda group: group.name.dataset not in PAPERS)
     made = tables.paper_tables(found.records)
+    groups = _in_order(grouped(found.records), made)
     drawn = differences(made)
     beside = comparisons(groups, found.timings)
     shown = [run for table in made for row in table.rows for run in row.runs]
@@ -162,6 +162,18 @@ def _page(
         provenance={record.id: provenance(record) for record in found.records},
         live=live,
     )
+
+
+def _in_order(groups: Iterable[Group], made: Sequence[Table]) -> list[Group]:
+    """As the tables have them; then others, those on the paper's data first."""
+    shown = [run for table in made for row in table.rows for run in row.runs]
+    places = {run: place for place, run in reversed([*enumerate(shown)])}
+
+    def place(group: Group) -> tuple[bool, int]:
+        found = (places.get(record.id, len(shown)) for record in group.records)
+        return group.name.dataset not in PAPERS, min(found)
+
+    return sorted(groups, key=place)
 
 
 def _worth_seeing(found: Collection, kind: str) -> list[tuple[Path, str]]:
