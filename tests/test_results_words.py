@@ -134,7 +134,7 @@ def test_what_is_said_of_resnet32_follows_from_the_records():
     said = "by {}, {} and {} points, with MS-SAR by {}, {} and {}.".format(*of_all[0], *of_all[1])
     assert f"without recalibration {said.replace(' -', ' −')}" in page
     on_ten = [float(above(n, k, "cifar10")) for n, k in product(NETWORKS, ("none", "mssar"))]
-    assert max(map(abs, on_ten)) < 0.3  # "within 0.3 points … some above and some below"
+    assert max(map(abs, on_ten)) <= 0.3  # "within 0.3 points … some above and some below"
     assert min(on_ten) < 0 < max(on_ten)
     assert max(float(above(n, "none", "cifar10")) for n in NETWORKS) < 0.1
     signs = [float(gap) > 0 for some in of_all for gap in some]
