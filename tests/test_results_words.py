@@ -73,6 +73,10 @@ def test_what_is_said_of_the_tables_follows_from_the_records():
         for place, dataset in ((0, "cifar100"), (1, "cifar10")):
             found = sorted(recorded("resnet56", kind, dataset), key=lambda r: r.error)
             assert (found[place].run["seed"], len(found)) == (0, 3 + place)
+        last = 1 if kind == "none" else 2  # "the second without and the highest with MS-SAR"
+        for place, dataset in ((0, "cifar100"), (last, "cifar10")):
+            found = sorted(recorded("resnet20", kind, dataset), key=lambda r: r.error)
+            assert (found[place].run["seed"], len(found)) == (0, 3)
     eight = [r for kind in ("none", "mssar") for r in recorded("resnet56", kind, "cifar10")]
     assert {(r.execution["together"], r.execution["stacked"]) for r in eight} == {(8, 4)}
 

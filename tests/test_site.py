@@ -44,9 +44,11 @@ def test_the_site_has_every_record_and_a_way_back(hook, tmp_path):
     known = {record.id for record in records.read(ROOT / "records")}
     assert data["provenance"].keys() == known
     assert '<a href="index.html">Documentation</a>' in page
-    assert [(seen["dataset"], len(seen["images"])) for seen in data["explained"]] == [
-        ("cifar10", 10),
-        ("cifar100", 10),
+    seen = [(one["label"], one["dataset"], len(one["images"])) for one in data["explained"]]
+    assert seen == [
+        (f"{network} mssar, seed 0", dataset, 10)
+        for network in ("resnet56", "resnet20")
+        for dataset in ("cifar10", "cifar100")
     ]
     assert data["curves"][0]["dataset"] == "cifar10"  # the paper's before photographs of ours
     assert data["curves"][-1]["dataset"] == "imagefolder"

@@ -38,7 +38,7 @@ SAMPLE_NOTE = (
     "the smallest SHA-256."
 )
 PAPERS = ("cifar10", "cifar100", "ilsvrc2012")  # data; they come before a reader's own
-SEEN = 2  # networks whose layers are shown, of runs
+SEEN = 2  # networks whose layers are shown, of runs; and in the demo, of weights that come with us
 
 
 class Maps:
@@ -190,7 +190,7 @@ def _worth_seeing(found: Collection, kind: str) -> list[tuple[Path, str]]:
             chosen.setdefault(_key(record), (found.folders[record.id], record.id))
     runs = list(chosen.values())[:SEEN]
     if kind == "demo":
-        return [*((path, path.stem) for path in _own_weights()), *runs]
+        return [*((path, path.stem) for path in _own_weights()[:SEEN]), *runs]
     whose = {record.id: (*_key(record), record.run["seed"]) for record in found.records}
     here = {whose[name] for _, name in runs}  # they bear these names on the page
     notes = ((path, read(path).note or {}) for path in _own_weights())
@@ -205,14 +205,13 @@ def _key(record: Record) -> tuple[object, ...]:
 
 
 def _own_weights() -> list[Path]:
-    """Those with MS-SAR, of data sets of which there are images; NETWORK-KIND-DATASET. Of several
-    on one data set the largest file, since it is the one with the lowest error."""
-    found: dict[str, Path] = {}
-    for path in sorted(PRETRAINED.values(), key=lambda path: path.stat().st_size):
-        _, kind, on = path.stem.split("-")
-        if kind == "mssar" and sample.there_is(on):
-            found[on] = path
-    return [found[on] for on in sorted(found)]
+    """Those with MS-SAR, of data sets of which there are images; the deepest network first."""
+    names = {path: path.stem.split("-") for path in PRETRAINED.values()}  # NETWORK-KIND-DATASET
+    found = [
+        path for path, (_, kind, on) in names.items() if kind == "mssar" and sample.there_is(on)
+    ]
+    found.sort(key=lambda path: names[path][2])
+    return sorted(found, key=lambda path: names[path][0], reverse=True)
 
 
 def _rank(record: Record, wanted: Sequence[str]) -> int:
