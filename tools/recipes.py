@@ -33,8 +33,8 @@ def variants(known: Sequence[Record]) -> scales.Table:
         line.append(_lower(state, found[kind, ""]) if recipe else "")
         line.append(_lower(state, found["none", recipe]) if kind != "none" else "")
         lines.append(line)
-    head = ["recalibration", "recipe", "test error, %", "training error, %"]
-    return [*head, "lower than by the paper's", "lower than none"], lines, 2
+    head = ["layer", "recipe", "test error, %", "training, %"]
+    return [*head, "lower than by the paper's", "than none"], lines, 2
 
 
 def name(state: State) -> str:
