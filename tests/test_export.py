@@ -115,6 +115,41 @@ def test_a_densenet_that_takes_its_weights_from_another_map(unchecked, onnxrunti
     assert_close(torch.from_numpy(found), model.eval()(x))
 
 
+def test_the_optimiser_is_not_given_what_layers_have_in_common(
+    unchecked, torchvision, onnxruntime, tmp_path, monkeypatch
+):
+    """Its time is quadratic in nodes: twice as many would be four times as long."""
+    assert onnxruntime
+    import onnx
+
+    given, optimise = [], torch.onnx.ONNXProgram.optimize
+
+    def counted(program):
+        given.append(len(list(program.model.graph)))
+        optimise(program)
+
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "optimize", counted)
+    model = torchvision.models.DenseNet(4, (3,), 8, num_classes=2)
+    unchecked.insert(model)
+    unchecked.export(model, tmp_path / "dense.onnx", (3, 32, 32))
+    kept = len(onnx.load(tmp_path / "dense.onnx").graph.node)
+    assert [count < 2 * kept for count in given] == [True], (given, kept)
+
+
+def test_a_network_that_returns_its_images_too(unchecked, onnxruntime, tmp_path):
+    class Both(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, 2 * x
+
+    unchecked.export(Both(), tmp_path / "both.onnx", (3, 4, 4))
+    x = torch.randn(1, 3, 4, 4)
+    session = onnxruntime.InferenceSession(tmp_path / "both.onnx")
+    same, double = session.run(None, {"images": x.numpy()})
+    assert_close(torch.from_numpy(same), x)
+    assert_close(torch.from_numpy(double), 2 * x)
+    assert session.get_outputs()[0].name == "logits"
+
+
 def test_the_network_is_left_as_it_was(unchecked, tmp_path):
     model = network(unchecked, backend="triton").train()
     model[1].eval()
