@@ -175,11 +175,30 @@ def test_only_a_doubt_of_the_gain_goes_with_a_mean():
     ]
     made = tables.paper_tables(recorded + decayed)
     found = differences(made)
-    remark = "resnet20: weight decay alone does as much"
+    remark = "resnet20: weight decay alone may do as much"
     assert [(one.claim.against, one.remark) for one in found[:2]] == [("none", remark), ("se", "")]
     assert claims(made, found)[0].endswith(f"intervals; {remark}).")
     assert drawn(found).headings[0][1] == "see below"
     assert [one.remark for one in differences(tables.paper_tables(recorded))] == [""] * 6
+
+
+@pytest.mark.parametrize(
+    ("shift", "doubt"), [(0.05, ", by chance perhaps"), (0.4, ", taken by itself"), (2.0, "")]
+)
+def test_a_mean_that_would_not_hold_beside_all_others_is_doubted(shift, doubt):
+    none = [7.4, 6.8, 7.1]
+    recorded = [
+        r
+        for network in ("resnet20", "resnet32", "resnet56")
+        for kind, lower in (("none", 0.0), ("mssar", shift))
+        for r in some([error - lower for error in none], network=network, recalibration=kind)
+    ]
+    made = tables.paper_tables(recorded)
+    found = differences(made)
+    said = claims(made, found)[0]
+    assert f"points lower than without recalibration{doubt} (95\u00a0% intervals)." in said
+    assert (found[0].claim.p < 0.05 / 4) == (not doubt)
+    assert (found[0].claim.p < 0.05) == (shift > 0.1)
 
 
 def test_a_mean_may_be_beyond_chance_where_no_network_is():

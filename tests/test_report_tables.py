@@ -9,11 +9,12 @@ import pytest
 from test_experiments import ILSVRC, TABLE3, numbers, record_of, run_of
 
 from mssar.lab.experiments import EXPERIMENTS
-from mssar.lab.recipes import varied
-from mssar.lab.report import tables
+from mssar.lab.recipes import CIFAR_RESNET, varied
+from mssar.lab.report import build, tables
 from mssar.lab.report.collect import Collection
 from mssar.lab.report.findings import claims, comparison, coverage
 from mssar.lab.report.groups import claim, grouped, named, provenance
+from mssar.lab.run import Run
 
 
 def some(errors, network="resnet20", **run):
@@ -291,3 +292,30 @@ def test_of_a_run_recorded_twice_the_later_one_counts():
         (group,) = grouped(recorded)
         assert group.records == (new,)
         assert row(table("table3", recorded), "resnet20", "none").mean == 9.0
+
+
+def test_curves_come_as_the_tables_have_them_whatever_order_records_are_in():
+    decayed = replace(run_of(), recipe=varied(CIFAR_RESNET, weight_decay=5e-4))
+    tuned = replace(run_of(dataset="cifar100"), recipe=varied(CIFAR_RESNET, fill="mean"))
+    fruit = Run("resnet20", dataset="fruit", recipe=CIFAR_RESNET)
+    recorded = [
+        record_of(fruit),
+        record_of(tuned),
+        record_of(decayed),
+        *some([7.0], recalibration="mssar"),
+        *some([6.8], network="resnet56", recalibration="mssar", scales=(1, 2)),
+        *some([33.0], dataset="cifar100"),
+        *some([8.0]),
+    ]
+    expected = [
+        ("resnet20 none", "cifar10"),
+        ("resnet20 none", "cifar100"),
+        ("resnet20 mssar", "cifar10"),
+        ("resnet56 mssar scales=1,2", "cifar10"),  # table 4
+        ("resnet20 none fill=mean", "cifar100"),
+        ("resnet20 none weight_decay=0.0005", "cifar10"),  # in no table, but on the paper's data
+        ("resnet20 none", "fruit"),
+    ]
+    for order in (recorded, recorded[::-1]):
+        page = build.reproduction(Collection(list(order)))
+        assert [(curve.label, curve.dataset) for curve in page.curves] == expected

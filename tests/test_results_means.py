@@ -62,7 +62,7 @@ def test_what_is_said_of_the_mean_follows_from_the_records():
     over_se = told["mssar", "se", "cifar100"]
     assert f"in the mean {over_se} points on CIFAR-100, where ResNet-32 alone may be" in readme
     smaller = mean_gain("mssar", "se", "cifar100", NETWORKS[:2])
-    assert f"(without it {plus_minus(smaller.gain, smaller.margin)})" in readme
+    assert f"(without ResNet-56 it is {plus_minus(smaller.gain, smaller.margin)})" in readme
     little = gains["mssar", "se", "cifar10"]
     ten = plus_minus(little.gain, little.margin)
     assert f"on CIFAR-10 {ten}, too little to be sure of after so many comparisons." in readme
@@ -79,7 +79,7 @@ def test_what_is_said_of_the_mean_follows_from_the_records():
     made = tables.paper_tables(RECORDS)
     said = claims(made, differences(made))[1]  # the page's sentence has the caveat
     assert said.startswith("On CIFAR-100 the error with MS-SAR is, in the mean of resnet56, resn")
-    assert said.endswith("intervals; resnet20: weight decay alone does as much).")
+    assert said.endswith("intervals; resnet20: weight decay alone may do as much).")
 
 
 def test_what_is_said_of_se_by_network_follows_from_the_records():
@@ -134,9 +134,11 @@ def test_what_is_said_of_other_measures_follows_from_the_records():
     five = measured(lambda r: r.error5, "mssar", "cifar100")
     none, se = (plus_minus(five[k].gain, five[k].margin) for k in ("none", "se"))
     assert f"top-5 error is {none} points below that without recalibration and {se} bel" in page
-    for network in NETWORKS:  # "in each of the networks but below SE's in ResNet-20"
+    for network in NETWORKS:
         alone = measured(lambda r: r.error5, "mssar", "cifar100", network)
         over_se = "none" if network == "resnet20" else "holds"
+        said = f"except against SE in ResNet-20 (p = {alone['se'].p:.2f});"
+        assert (said in page) == (network == "resnet20")
         assert [alone[k].verdict for k in ("none", "se")] == ["holds", over_se]
         alone = measured(loss, "mssar", "cifar100", network)
         assert {one.verdict for one in alone.values()} == {"holds"}
@@ -155,8 +157,9 @@ def test_what_is_said_of_other_measures_follows_from_the_records():
     }
     four = judged("", None, *pairs["cifar10"], *pairs["cifar100"])
     two = judged("", None, *pairs["cifar10"])
-    said = f"{plus_minus(four.gain, four.margin)} points (p = {four.p:.3f})"
-    assert f"The mean of the four is {said}, on CIFAR-10 {plus_minus(two.gain, two.margin)}" in page
+    said = f"{plus_minus(four.gain, four.margin)} points (p = {four.p:.3f}; earlier"
+    assert f"The mean of the four is {said}" in page
+    assert f"), on CIFAR-10 {plus_minus(two.gain, two.margin)}, which we looked at" in page
 
 
 def chance(ours: list, theirs: list) -> float:
@@ -207,4 +210,4 @@ def test_what_is_said_of_chance_follows_from_the_records():
     small = [
         f"{found['resnet20', dataset, 'ours narrow']:.3f}" for dataset in ("cifar10", "cifar100")
     ]
-    assert "on both data sets (p = {} and {}),".format(*small) in page
+    assert "on both data sets (p = {} and {};".format(*small) in page

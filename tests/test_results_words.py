@@ -132,14 +132,19 @@ def test_what_is_said_of_resnet32_follows_from_the_records():
     )
     assert bare[0].startswith("-")
     of_all = [[above(network, k, "cifar100") for network in NETWORKS] for k in ("none", "mssar")]
-    said = "by {}, {} and {} points, with MS-SAR by {}, {} and {}.".format(*of_all[0], *of_all[1])
-    assert f"without recalibration {said.replace(' -', ' −')}" in page
+    assert "without recalibration by {}, {} and {} points, ResNet-32 and".format(*of_all[0]) in page
+    small = fmean(r.error for r in recorded("resnet20", "mssar", "cifar100"))
+    below = published(paper.TABLE3, "resnet20", "mssar", "cifar100") - small
+    said = "and -56 with MS-SAR by {1} and {2}; ResNet-20 with MS-SAR is {below:.2f} below."
+    assert said.format(*of_all[1], below=below) in page
     on_ten = [float(above(n, k, "cifar10")) for n, k in product(NETWORKS, ("none", "mssar"))]
     assert max(map(abs, on_ten)) <= 0.3  # "within 0.3 points … some above and some below"
     assert min(on_ten) < 0 < max(on_ten)
     assert max(float(above(n, "none", "cifar10")) for n in NETWORKS) < 0.1
     signs = [float(gap) > 0 for some in of_all for gap in some]
-    assert signs == [True, True, True, False, True, True]  # "five of six errors are above"
+    assert signs == [True, True, True, False, True, True]
+    assert "on CIFAR-100 five of six of our errors are above the paper's main table" in page
+    assert "since there five of six errors are above the paper's." in page
     small = [above("resnet20", kind, "cifar10") for kind in ("mssar", "none")]
     assert (*small, of_all[1][0]) == ("-0.1", "-0.3", "-0.2")  # "0.1 to 0.2 points below"; "0.3"
     stopped = {
@@ -212,7 +217,7 @@ def test_what_is_said_of_se_and_of_the_width_follows_from_the_records():
         lower.append(round(narrow - ours, 1))
         theirs = published(paper.TABLE3, network, "mssar", dataset)
         assert narrow - theirs > abs(ours - theirs)  # "further"
-    assert (min(lower), max(lower)) == (0.1, 0.6)
+    assert f"in all four pairs, by {min(lower)} to {max(lower)} points" in page
     for network in ("resnet20", "resnet32"):  # "SE fits the training set best", beyond chance
         fitted = {
             kind: [

@@ -196,6 +196,18 @@ def test_what_cannot_be_changed_or_trained_is_left_alone(mssar, torchvision):
     assert not any(p.is_inference() for p in usual.parameters())
 
 
+def test_what_a_state_dict_has_besides_tensors_is_no_hindrance(mssar, resnet):
+    class Noting(nn.Identity):
+        def get_extra_state(self):
+            return {"made": "by hand"}
+
+        def set_extra_state(self, state):
+            assert state == {"made": "by hand"}
+
+    resnet.note = Noting()
+    assert mssar.insert(resnet).done
+
+
 def test_a_long_reason_ends_at_a_word(mssar):
     class Dreary(nn.Sequential):
         def forward(self, x):

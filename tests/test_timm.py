@@ -70,9 +70,13 @@ def test_they_can_be_shared(timm, x, tmp_path):
     assert type(loaded) is mssar.networks.CifarResNet
     assert [m.scales for m in loaded.modules() if isinstance(m, mssar.MSSAR)] == [(1, 2)] * 3
     assert_close(loaded(x), made(x))
-    made.reset_classifier(0)
+    made.reset_classifier(3, "max")
+    made.reset_classifier(0)  # back to the mean
     mssar.save_pretrained(made, tmp_path / "features")
     assert_close(mssar.from_pretrained(tmp_path / "features")(x), made(x))
+    grey = timm.create_model("resnet8_se", in_chans=1).eval()
+    grey.save_pretrained(tmp_path / "grey")
+    assert_close(mssar.from_pretrained(tmp_path / "grey")(x[:, :1]), grey(x[:, :1]))
 
 
 @pytest.mark.parametrize("when", ["made", "changed"])

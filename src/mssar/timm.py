@@ -43,6 +43,8 @@ MAX_POOL = partial(F.max_pool2d, kernel_size=3, stride=2, padding=1)
 class Adapted(Classifier):
     """What timm asks of a network besides: poolings, maps on the way, groups of parameters."""
 
+    made_from: dict[str, Any] | None = None  # what the names and options say
+
     def __init__(
         self, *shape: Any, global_pool: str = "avg", drop_rate: float = 0.0, **options: Any
     ) -> None:
@@ -118,8 +120,7 @@ class Adapted(Classifier):
         if num_classes and not global_pool:
             raise ValueError("a classifier needs a global_pool, such as 'avg'; or num_classes=0")
         self.global_pool = SelectAdaptivePool2d(pool_type=global_pool, flatten=bool(global_pool))
-        if global_pool != "avg":
-            self.origin = None
+        self.origin = self.made_from if global_pool == "avg" else None  # others cannot be described
         self._set_classifier(
             num_classes, self.num_features * (2 if global_pool.endswith("catavgmax") else 1)
         )
@@ -248,8 +249,8 @@ def _build(name: str, kind: str, **given: Any) -> Adapted:
     made = ADAPTED[chosen.network](
         *chosen.shape, **{k: v for k, v in given.items() if k in own}, **built
     )
-    if made.global_pool.pool_type == "avg":  # others are in no configuration
-        made.origin = origin(name, kind, given.get("in_chans", 3), options)
+    made.made_from = origin(name, kind, given.get("in_chans", 3), options)
+    made.origin = made.made_from if made.global_pool.pool_type == "avg" else None
     return made
 
 

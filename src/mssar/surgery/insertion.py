@@ -316,7 +316,7 @@ def _require_whole(model: nn.Module) -> None:
             raise ValueError(f"{name!r} is a quantised {type(module).__name__}: insert before that")
         if any(isinstance(t, UninitializedParameter) for t in module.parameters(recurse=False)):
             raise ValueError(f"{name!r} is not initialised yet: run the network once before")
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_inference():
             raise ValueError(
                 f"{name!r} was made under torch.inference_mode and cannot be changed; insert into "

@@ -46,7 +46,7 @@ def reproduce(
         bool,
         typer.Option(
             "--additional/--no-additional",
-            help="Also other readings of the paper's rows, as reduction=3.",
+            help="Also other readings of the paper's rows: reduction=3, other recipes.",
         ),
     ] = True,
     records: Annotated[Path, typer.Option(help="Folder of records: EXPERIMENT.jsonl.")] = RECORDS,

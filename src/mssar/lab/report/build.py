@@ -22,6 +22,7 @@ from mssar.lab.report.differences import differences
 from mssar.lab.report.findings import at_once, claims, compared, comparison, coverage
 from mssar.lab.report.groups import Group, grouped, provenance
 from mssar.lab.report.maps import explained
+from mssar.networks.registry import NETWORKS
 from mssar.networks.weights import PRETRAINED, read
 
 DEMO_NOTE = (
@@ -211,7 +212,7 @@ def _own_weights() -> list[Path]:
         path for path, (_, kind, on) in names.items() if kind == "mssar" and sample.there_is(on)
     ]
     found.sort(key=lambda path: names[path][2])
-    return sorted(found, key=lambda path: names[path][0], reverse=True)
+    return sorted(found, key=lambda path: [*NETWORKS].index(names[path][0]), reverse=True)
 
 
 def _rank(record: Record, wanted: Sequence[str]) -> int:

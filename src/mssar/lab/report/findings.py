@@ -16,18 +16,19 @@ EMBEDDED = {"arrangements": "the embedded pictures"}  # in a sentence
 
 def claims(made: Sequence[Table], drawn: Sequence[Difference] = ()) -> list[str]:
     """Of the main tables; what is drawn in a sentence, of the rest a sentence each."""
-    shown = {one.runs for one in drawn}
+    shown, found = {one.runs for one in drawn}, _comparisons(drawn, made)
+    level = (1 - LEVEL) / max(1, len(found))
     rows = [row for table in made if table.name in ("table3", "ilsvrc") for row in table.rows]
-    found = [
+    told = [
         _finding(row, row.claim)
         for row in rows
         if row.claim and row.claim.gain is not None
         if row.recalibration == "mssar" and not row.additional and row.runs not in shown
     ]
-    return [*_all(drawn), *found]
+    return [*_all(drawn, level), *told]
 
 
-def _all(drawn: Sequence[Difference]) -> list[str]:
+def _all(drawn: Sequence[Difference], level: float) -> list[str]:
     """Means; and where the error is lower, or higher, beyond chance: than without, and than with
     SE."""
     single = [one for one in drawn if not one.networks]
@@ -45,30 +46,34 @@ def _all(drawn: Sequence[Difference]) -> list[str]:
                     f"With MS-SAR the error is {how} than {other}, beyond chance, in "
                     f"{len(where)} of {len(of)} cases: {', '.join(where)}."
                 )
-    means = _means([one for one in drawn if one.networks])
+    means = _means([one for one in drawn if one.networks], level)
     if single and not said:
         alone = " of one network alone" if means else ""
         said = [f"Between MS-SAR and the others no difference{alone} is beyond chance."]
     return [*means, *said]
 
 
-def _means(means: Sequence[Difference]) -> list[str]:
-    """A sentence for some networks and a data set."""
+def _means(means: Sequence[Difference], level: float) -> list[str]:
+    """A sentence for some networks and a data set. ``level`` is what p must be below for all of the
+    page's comparisons to hold at once."""
     alike = defaultdict[tuple[tuple[str, ...], str], list[Difference]](list)
     for one in means:
         alike[one.networks, one.dataset].append(one)
     said = []
     for (networks, dataset), some in alike.items():
-        told = " and ".join(
-            _apart_by(one.claim) + ", by chance perhaps" * (one.claim.verdict == "none")
-            for one in some
-        )
+        told = " and ".join(_apart_by(one.claim) + _doubt(one.claim, level) for one in some)
         remark = "".join(f"; {one.remark}" for one in some if one.remark)
         said.append(
             f"On {_data(dataset)} the error with MS-SAR is, in the mean of "
             f"{', '.join(networks[:-1])} and {networks[-1]}, {told} (95\u00a0% intervals{remark})."
         )
     return said
+
+
+def _doubt(claim: Claim, level: float) -> str:
+    if claim.verdict == "none":
+        return ", by chance perhaps"
+    return "" if claim.p is None or claim.p < level else ", taken by itself"
 
 
 def _apart_by(claim: Claim) -> str:
@@ -91,6 +96,20 @@ def _finding(row: Row, claim: Claim) -> str:
 
 def at_once(drawn: Sequence[Difference], made: Sequence[Table]) -> list[str]:
     """How many comparisons there are, and which would hold together (Bonferroni)."""
+    found = _comparisons(drawn, made)
+    if len(found) < 2:
+        return []
+    count, level = len(found), (1 - LEVEL) / len(found)
+    held = [f"{told} (p\u00a0=\u00a0{scientific(p)})" for p, told in sorted(found) if p < level]
+    return [
+        f"This page makes {count} comparisons. Where nothing differs, one in twenty still passes "
+        f"by chance. If all {count} are to be right at once (Bonferroni: p below {level:.2g}), "
+        f"what remains is: {'; '.join(held) or 'none'}."
+    ]
+
+
+def _comparisons(drawn: Sequence[Difference], made: Sequence[Table]) -> list[tuple[float, str]]:
+    """Each once: p, and what is compared."""
     found: dict[tuple[object, ...], tuple[float, str]] = {}
     all_of_them = [
         *((_drawn(one), one.dataset, one.claim, one.runs) for one in drawn),
@@ -101,17 +120,7 @@ def at_once(drawn: Sequence[Difference], made: Sequence[Table]) -> list[str]:
             told = f"{name} against {_other(claim)} on {_data(dataset)}"
             same = (runs, f"{claim.gain:.6f}", f"{claim.p:.4g}")  # two tables may make one
             found.setdefault(same, (claim.p, told))
-    if len(found) < 2:
-        return []
-    count, level = len(found), (1 - LEVEL) / len(found)
-    held = [
-        f"{told} (p\u00a0=\u00a0{scientific(p)})" for p, told in sorted(found.values()) if p < level
-    ]
-    return [
-        f"This page makes {count} comparisons. Where nothing differs, one in twenty still passes "
-        f"by chance. If all {count} are to be right at once (Bonferroni: p below {level:.2g}), "
-        f"what remains is: {'; '.join(held) or 'none'}."
-    ]
+    return list(found.values())
 
 
 def _drawn(one: Difference) -> str:
