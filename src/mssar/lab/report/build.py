@@ -73,10 +73,10 @@ class Maps:
 def reproduction(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
     """The paper's tables with ours beside them, and whatever else was run."""
     made = tables.paper_tables(found.records)
-    groups = _in_order(grouped(found.records), made)
+    shown = [run for table in made for row in table.rows for run in row.runs]
+    groups = _in_order(grouped(found.records), shown)
     drawn = differences(made)
     beside = comparisons(groups, found.timings)
-    shown = [run for table in made for row in table.rows for run in row.runs]
     shown += [run for one in beside for row in one.rows for run in row.runs]
     others = tables.other_runs(groups, shown)
     if others:
@@ -165,9 +165,8 @@ def _page(
     )
 
 
-def _in_order(groups: Iterable[Group], made: Sequence[Table]) -> list[Group]:
-    """As the tables have them; then others, those on the paper's data first."""
-    shown = [run for table in made for row in table.rows for run in row.runs]
+def _in_order(groups: Iterable[Group], shown: Sequence[str]) -> list[Group]:
+    """As the tables show their runs; then others, those on the paper's data first."""
     places = {run: place for place, run in reversed([*enumerate(shown)])}
 
     def place(group: Group) -> tuple[bool, int]:

@@ -16,8 +16,7 @@ EMBEDDED = {"arrangements": "the embedded pictures"}  # in a sentence
 
 def claims(made: Sequence[Table], drawn: Sequence[Difference] = ()) -> list[str]:
     """Of the main tables; what is drawn in a sentence, of the rest a sentence each."""
-    shown, found = {one.runs for one in drawn}, _comparisons(drawn, made)
-    level = (1 - LEVEL) / max(1, len(found))
+    shown, level = {one.runs for one in drawn}, _level(_comparisons(drawn, made))
     rows = [row for table in made if table.name in ("table3", "ilsvrc") for row in table.rows]
     told = [
         _finding(row, row.claim)
@@ -54,8 +53,7 @@ def _all(drawn: Sequence[Difference], level: float) -> list[str]:
 
 
 def _means(means: Sequence[Difference], level: float) -> list[str]:
-    """A sentence for some networks and a data set. ``level`` is what p must be below for all of the
-    page's comparisons to hold at once."""
+    """A sentence for some networks and a data set."""
     alike = defaultdict[tuple[tuple[str, ...], str], list[Difference]](list)
     for one in means:
         alike[one.networks, one.dataset].append(one)
@@ -99,7 +97,7 @@ def at_once(drawn: Sequence[Difference], made: Sequence[Table]) -> list[str]:
     found = _comparisons(drawn, made)
     if len(found) < 2:
         return []
-    count, level = len(found), (1 - LEVEL) / len(found)
+    count, level = len(found), _level(found)
     held = [f"{told} (p\u00a0=\u00a0{scientific(p)})" for p, told in sorted(found) if p < level]
     return [
         f"This page makes {count} comparisons. Where nothing differs, one in twenty still passes "
@@ -121,6 +119,11 @@ def _comparisons(drawn: Sequence[Difference], made: Sequence[Table]) -> list[tup
             same = (runs, f"{claim.gain:.6f}", f"{claim.p:.4g}")  # two tables may make one
             found.setdefault(same, (claim.p, told))
     return list(found.values())
+
+
+def _level(found: Sequence[object]) -> float:
+    """What p must be below for all comparisons to hold at once."""
+    return (1 - LEVEL) / max(1, len(found))
 
 
 def _drawn(one: Difference) -> str:
