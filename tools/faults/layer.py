@@ -21,7 +21,7 @@ from torch import Tensor
 
 from faults import definition
 from faults.definition import Noise
-from faults.layer_cases import BAD, Case, drawn, map_of, parse
+from faults.layer_cases import BAD, FOLLOWED, Case, drawn, map_of, parse
 from faults.suite import Row, share
 
 DRAWS, TIMES = 4, 24  # of noise, and how much further off than with it nothing may be
@@ -229,7 +229,7 @@ def check(effort: float, seed: int) -> Iterator[Row]:
     for training in (False, True):
         bad = [
             drawn(draw, bad=draw.choice(list(BAD)), training=training,
-                  dtype=draw.choice(["float32", "float64", "bfloat16"]))
+                  dtype=draw.choice(FOLLOWED))
             for _ in range(share(600, effort))
         ]  # fmt: skip
         reach = (

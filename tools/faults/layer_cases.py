@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 DTYPES = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+# Those in which a NaN is followed. A CPU's convolution in bfloat16 (torch 2.13, channels_last, more
+# than one image) takes channels in pairs, an odd last one with the next position's first times 0.
+FOLLOWED = ("float32", "float64")
 LAYOUTS = (
     *("contiguous", "channels_last", "strided", "expanded"),
     *("offset", "sliced", "transposed", "hwc"),
