@@ -21,6 +21,7 @@ import gc
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -37,6 +38,7 @@ from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine.evaluate import Trained, trained
 from mssar.lab.engine.execution import PRECISIONS, Execution, choose_device, settings
 from mssar.lab.engine.feed import ArraysFeed, Resident, arrays_feed
+from mssar.lab.engine.pace import own_lane
 from mssar.lab.engine.stacked import StackLearner
 from mssar.lab.engine.step import Learner
 from mssar.lab.engine.world import World
@@ -173,7 +175,8 @@ def measured(
     for state, precision, stack, mode in ways:
         how = Execution(device, precision, compile=mode == "compile")
         model = states[state].to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        with settings(how):
+        lane = own_lane(how)  # a graph is not captured on the default stream
+        with settings(how), torch.cuda.stream(lane) if lane else nullcontext():
             found = compared(model, chosen, data, resident, how, stack, wanted.steps)
         for group, shares in found.items():
             told = {"net": net, "seed": seed, "state": state, "precision": precision}
