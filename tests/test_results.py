@@ -27,7 +27,7 @@ DATA = tuple(
     for name in (
         *("table3.jsonl", "table4.jsonl", "strategy.jsonl", "recipe.jsonl"),
         *("weight_decay.jsonl", "fruit.jsonl", "costs.toml"),
-        *("timings/h200.jsonl", "held.ndjson"),
+        *("timings/h200.jsonl", "held.ndjson", "gradients.ndjson"),
     )
 )
 

@@ -1,9 +1,11 @@
-"""What the paper leaves open of its recipe: a table for docs/results.md, which tools/write-results
-puts there."""
+"""What the paper leaves open of its recipe, and how exact gradients are: tables for
+docs/results.md, which tools/write-results puts there."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 
 import scales
@@ -13,6 +15,7 @@ from mssar.lab.records import Record
 from mssar.lab.report.groups import claim
 from mssar.lab.report.phrases import plus_minus, spelt
 
+WAYS = {"begun": "initial", "trained": "trained"}
 WORDS = {
     "": "the paper's",
     "decay=weights": "no weight decay of norms and biases",
@@ -35,6 +38,21 @@ def variants(known: Sequence[Record]) -> scales.Table:
         lines.append(line)
     head = ["layer", "recipe", "test error, %", "training, %"]
     return [*head, "lower than by the paper's", "than none"], lines, 2
+
+
+def gradients(path: Path) -> scales.Table:
+    """How exact they are, a line a network, its state and a way to compute them."""
+    lines = []
+    for line in map(json.loads, path.read_text("utf-8").splitlines()):
+        if line["group"] == "all":
+            shares = [100 * line[part] for part in ("error", "steady", "length", "length_error")]
+            error, steady, length, spread = (f"{round(share, 2) + 0.0:.2f}" for share in shares)
+            way = [line["net"], WAYS[line["state"]], line["precision"]]
+            way += [str(line["stack"]), "yes" if line["mode"] == "compile" else "no"]
+            signed = length.replace("-", "−")
+            lines.append([*way, str(line["batches"]), error, steady, f"{signed} ± {spread}"])
+    head = ["network", "weights", "precision", "networks as one", "compiled", "batches"]
+    return [*head, "error, %", "steady, %", "length, %"], lines, 3
 
 
 def name(state: State) -> str:

@@ -1,0 +1,138 @@
+"""The benchmark of gradients: what it counts, against sums by hand."""
+
+import json
+import math
+
+import pytest
+import torch
+from lab import arrays, tiny
+from test_benchmark_scripts import load  # noqa: F401, a fixture
+
+from mssar.lab.engine.evaluate import Trained
+from mssar.lab.engine.execution import Execution
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def bench(load):  # noqa: F811
+    return load("gradients")
+
+
+def drawn(count: int, size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def test_an_error_is_in_shares_of_the_gradient(bench):
+    """One that is always the same is steady, and counts as such however few batches there are."""
+    exact = drawn(5, 400)
+    exact /= exact.norm(dim=1, keepdim=True)
+    always = drawn(1, 400, seed=1)[0]
+    always *= 0.1 / always.norm()
+    sums = bench.Sums()
+    for g in exact:
+        sums.add(g + always, g)
+    found = sums.shares()
+    assert found["error"] == pytest.approx(0.1)
+    assert found["steady"] == pytest.approx(0.1)
+    assert found["length"] == pytest.approx(float((exact @ always).mean()))
+
+
+def test_what_averages_out_is_not_steady(bench):
+    exact, off = drawn(200, 400), 0.1 * drawn(200, 400, seed=1)
+    sums = bench.Sums()
+    for g, error in zip(exact, off, strict=True):
+        sums.add((g + error).float(), g)
+    found = sums.shares()
+    assert found["error"] == pytest.approx(0.1, rel=0.02)
+    assert found["steady"] < 0.005  # a mean of 200 errors is 0.007 long by chance
+    assert abs(found["length"]) < 4 * found["length_error"]
+    assert found["length_error"] == pytest.approx(0.1 / math.sqrt(200 * 400), rel=0.2)
+
+
+def test_a_gradient_that_is_too_short_is_found_to_be(bench):
+    sums = bench.Sums()
+    for g in drawn(9, 50):
+        sums.add(0.97 * g, g)
+    found = sums.shares()
+    assert found["length"] == pytest.approx(-0.03)
+    assert found["length_error"] == pytest.approx(0, abs=1e-12)
+
+
+def network(kind: str) -> Trained:
+    run = tiny(3, kind)
+    return Trained(run, None, run.build(4))
+
+
+@pytest.mark.parametrize("kind", ["none", "mssar"])
+@pytest.mark.parametrize("stack", [1, 3])
+def test_float32_is_nearly_exact_alone_and_in_stacks(bench, kind, stack):
+    """Each network's gradients are compared with those of its own batch."""
+    chosen, how = network(kind), Execution(CPU)
+    found = bench.compared(chosen.model, chosen, arrays(), {}, how, stack, 2)
+    assert list(found) == ["all"] + ["mssar"] * (kind == "mssar")
+    for shares in found.values():
+        assert 0 < shares["error"] < 1e-4
+        assert abs(shares["length"]) < 1e-4
+
+
+def test_a_coarser_precision_is_further_off(bench):
+    chosen = network("mssar")
+    found = bench.compared(chosen.model, chosen, arrays(), {}, Execution(CPU, "bf16"), 1, 2)
+    assert 0.003 < found["all"]["error"] < 0.5
+    assert 0.003 < found["mssar"]["error"] < 0.5
+
+
+def test_a_wrong_gradient_is_noticed(bench, monkeypatch):
+    """As one of a single layer would be."""
+    chosen, how = network("mssar"), Execution(CPU)
+    right = bench.Way.step
+
+    def wrong(way, step):
+        for found in right(way, step):
+            yield {
+                name: 1.5 * g if "recalibrate" in name and name.endswith("weight") else g
+                for name, g in found.items()
+            }
+
+    monkeypatch.setattr(bench.Way, "step", wrong)
+    found = bench.compared(chosen.model, chosen, arrays(), {}, how, 1, 2)
+    assert 0.3 < found["mssar"]["length"] <= 0.5
+    assert 0 < found["all"]["length"] < found["mssar"]["length"]
+
+
+def test_a_table_is_printed_and_kept(bench, monkeypatch, tmp_path, capsys):
+    chosen, file = network("mssar"), tmp_path / "lines.ndjson"
+    before = {name: t.clone() for name, t in chosen.model.state_dict().items()}
+    monkeypatch.setattr(bench, "trained", lambda _: chosen)
+    monkeypatch.setattr(bench, "load", lambda *_: arrays())
+    words = ["NET", "--precisions", "fp32", "--stacks", "1,2", "--steps", "2", "--json", str(file)]
+    assert bench.main(words) == 0
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    ways = [(x["state"], x["stack"], x["group"], x["batches"]) for x in lines]
+    assert ways == [
+        (state, stack, group, 2 * stack)
+        for state in ("begun", "trained")
+        for stack in (1, 2)
+        for group in ("all", "mssar")
+    ]
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(lines)
+    assert all(torch.equal(t, before[name]) for name, t in chosen.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--precisions", "fp16"], "--precisions are of bf16, tf32, fp32; got 'fp16'"),
+        (["--modes", "eager"], "--modes are of graph, compile; got 'eager'"),
+        (["--stacks", "two"], "--stacks are numbers, as 1,4; got two"),
+        (["--steps", "1"], "--steps is 2 or more, --stacks 1"),
+        (["--steps", "9"], "--steps is 2 at most, an epoch's whole batches"),
+    ],
+)
+def test_a_mistake_is_told(bench, monkeypatch, capsys, words, said):
+    monkeypatch.setattr(bench, "trained", lambda _: network("none"))
+    monkeypatch.setattr(bench, "load", lambda *_: arrays())
+    with pytest.raises(SystemExit):
+        bench.main(["NET", *words])
+    assert said in capsys.readouterr().err
