@@ -47,12 +47,11 @@ def gradients(path: Path) -> scales.Table:
         if line["group"] == "all":
             shares = [100 * line[part] for part in ("error", "steady", "length", "length_error")]
             error, steady, length, spread = (f"{round(share, 2) + 0.0:.2f}" for share in shares)
-            way = [line["net"], WAYS[line["state"]], line["precision"]]
-            way += [str(line["stack"]), "yes" if line["mode"] == "compile" else "no"]
-            signed = length.replace("-", "−")
-            lines.append([*way, str(line["batches"]), error, steady, f"{signed} ± {spread}"])
-    head = ["network", "weights", "precision", "networks as one", "compiled", "batches"]
-    return [*head, "error, %", "steady, %", "length, %"], lines, 3
+            way = [line["precision"], *[f"{line['stack']} as one"] * (line["stack"] > 1)]
+            way += ["compiled"] * (line["mode"] == "compile")
+            row = [spelt(line["net"].split("-")[1]), WAYS[line["state"]], ", ".join(way)]
+            lines.append([*row, error, steady, f"{length.replace('-', '−')} ± {spread}"])
+    return ["layer", "weights", "computed in", "error, %", "steady, %", "length, %"], lines, 3
 
 
 def name(state: State) -> str:
