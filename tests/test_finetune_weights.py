@@ -2,6 +2,7 @@
 
 import pickle
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import mssar
 from mssar.lab.run import Initial, Run
+from mssar.networks.weights import PRETRAINED
 from mssar.surgery import foreign, initial
 
 __all__ = ["_tree", "pytestmark", "weights"]  # fixtures, and what is needed
@@ -127,6 +129,18 @@ def test_what_does_not_fit_is_refused_with_the_first_names(weights):
     assert_same(model.state_dict(), before)
     older = {k: t for k, t in there.items() if "num_batches_tracked" not in k}
     initial.fit(model, older, "f")
+
+
+def test_weights_of_another_network_are_called_that():
+    """Where their file says what they are of."""
+    begun = Initial.of(PRETRAINED["resnet20-none-cifar100"])
+    said = r"does not fit CifarResNet: .*: it holds resnet20 with 'none', not resnet56$"
+    with pytest.raises(ValueError, match=said):
+        Run("resnet56", dataset="cifar100", weights=begun).begun(100)
+    other = Run("resnet20", "mssar", {"scales": (1, 2)}, dataset="cifar100")
+    begun = Initial.of(PRETRAINED["resnet20-mssar-cifar100"])
+    with pytest.raises(ValueError, match=r"does not fit CifarResNet: [^:]*$"):
+        replace(other, weights=begun).begun(100)
 
 
 def test_layers_of_other_scales_are_refused():

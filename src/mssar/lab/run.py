@@ -31,6 +31,7 @@ from mssar.lab.recipes import (
     Recipe,
     recipe_from_dict,
 )
+from mssar.networks import weights
 from mssar.networks.recalibration import RECALIBRATIONS
 from mssar.networks.registry import architecture
 from mssar.options import defaults
@@ -151,7 +152,10 @@ class Run:
         if self.weights is not None:
             source = str(self.weights.path or self.weights.file)
             begin = {"tensors": self.weights.tensors(), "source": source}
-        made = self._built(num_classes, **begin)
+        try:
+            made = self._built(num_classes, **begin)
+        except ValueError as error:
+            raise ValueError(f"{error}{self._held()}") from None
         for name, tensor in made.state_dict().items():
             if tensor.device.type != "meta" and not tensor.isfinite().all():
                 raise ValueError(
@@ -159,6 +163,16 @@ class Run:
                     "the lab may be; a buffer that is not persistent may"
                 )
         return made
+
+    def _held(self) -> str:
+        """That its initial weights are another network's, if their file says so."""
+        path = None if self.weights is None else self.weights.path
+        if path is None or path.suffix.lower() in weights.PICKLES:
+            return ""
+        note = weights.read(path).note
+        if note is None or note["network"] == self.network:
+            return ""
+        return f": it holds {note['network']} with {note['recalibration']!r}, not {self.network}"
 
     def _built(self, num_classes: int, **begin: Any) -> nn.Module:
         with GENERATOR, torch.random.fork_rng(devices=[]):
