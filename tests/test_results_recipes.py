@@ -124,6 +124,21 @@ def test_what_is_said_of_rounding_follows_from_the_records():
         in page
     )
 
+    mixed = {
+        r.code["commit"]
+        for r in everything("resnet20", "mssar", "cifar10")
+        if r.execution.get("stacked") == 4  # in a process with four of this network
+    }
+    five, eight = (
+        [r for r in every if (r.code["commit"] in mixed) is beside] for beside in (True, False)
+    )
+    assert (len(five), len(eight)) == (5, 8)
+    assert {r.execution["stacked"] for r in every} == {4}
+    assert max(r.error for r in five) < min(r.error for r in eight)
+    lower = claim("", five, eight, None)
+    said = f"eight are {plus_minus(lower.gain, lower.margin)} points above them (p = {lower.p:.2f})"
+    assert said in page
+
     draw, rare, times = random.Random(0), 0, 60_000
     for _ in range(times):
         draw.shuffle(all_of_them)
