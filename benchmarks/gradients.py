@@ -7,10 +7,11 @@ The step is the lab's: crops of the data set, the kernels, on a GPU a CUDA graph
 is asked for. Exact is plain PyTorch in float64 on the same batch. The network is as its run begins,
 and as it was trained. NET is a run's folder or trained weights.
 
-In per cent of a gradient's length, each the root of a mean square over batches: `error`, how far a
-gradient is off; `steady`, the part of it that is the same in every batch and so does not average
-out, 0 where chance explains all of it; `length`, by how much the gradient is too long along the
-exact one, with its standard error. `mssar` and the like are the parameters of the layers alone.
+In per cent of a gradient's length, the root of its mean square over batches: `error`, how far it is
+off; `steady`, the part of that which is the same in every batch and so does not average out, 0
+where nothing of it is seen, and how large it may be (`most`, by two standard errors); `length`, by
+how much it is too long along the exact one, with its standard error. `mssar` and the like are the
+parameters of the layers alone.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from mssar.lab.engine.execution import PRECISIONS, Execution, choose_device, set
 from mssar.lab.engine.feed import ArraysFeed, Resident, arrays_feed
 from mssar.lab.engine.pace import own_lane
 from mssar.lab.engine.stacked import StackLearner
-from mssar.lab.engine.step import Learner
+from mssar.lab.engine.step import Learner, drops
 from mssar.lab.engine.world import World
 
 STATES = ("begun", "trained")
@@ -54,31 +55,34 @@ Gradients = dict[str, Tensor]  # by a parameter's name
 class Sums:
     """Of one gradient a batch, and of what it should have been."""
 
-    errors: list[float] = field(default_factory=list)  # squared lengths
-    lengths: list[float] = field(default_factory=list)
+    errors: list[Tensor] = field(default_factory=list)
+    squares: list[float] = field(default_factory=list)  # of their lengths
+    lengths: list[float] = field(default_factory=list)  # squared, of the exact gradients
     along: list[float] = field(default_factory=list)  # of the error, with the exact gradient
-    total: Tensor | float = 0.0  # of the errors
 
     def add(self, found: Tensor, exact: Tensor) -> None:
         error = found.double() - exact
-        self.errors.append(float(error @ error))
+        self.errors.append(error.float())
+        self.squares.append(float(error @ error))
         self.lengths.append(float(exact @ exact))
         self.along.append(float(error @ exact))
-        self.total = self.total + error
 
     def shares(self) -> dict[str, float]:
-        """Of a gradient's length."""
+        """Of a gradient's length; there are two batches or more."""
         n, unit = len(self.errors), math.fsum(self.lengths) / len(self.lengths)
-        square = math.fsum(self.errors) / n
-        mean = torch.as_tensor(self.total) / n
-        # The mean of n errors is what is steady, and an n-th of what is not.
-        steady = (n * float(mean @ mean) - square) / (n - 1)
+        square = math.fsum(self.squares) / n
+        # What is steady is in every two errors, and what is not is at right angles, in the mean.
+        total = sum(error.double() for error in self.errors)
+        pairs = [float((total - error) @ error.double()) / (n - 1) for error in self.errors]
+        steady = math.fsum(pairs) / n
+        doubt = 2 * math.sqrt(math.fsum((pair - steady) ** 2 for pair in pairs) / (n - 1) / n)
         along = math.fsum(self.along) / math.fsum(self.lengths)
         rest = [a - along * length for a, length in zip(self.along, self.lengths, strict=True)]
         spread = math.sqrt(math.fsum(r * r for r in rest) / (n - 1) / n) / unit
         return {
             "error": math.sqrt(square / unit),
             "steady": math.sqrt(max(0.0, steady) / unit),
+            "steady_most": math.sqrt(max(0.0, steady + 2 * doubt) / unit),
             "length": along,
             "length_error": spread,
         }
@@ -93,10 +97,10 @@ def exact(model: nn.Module) -> nn.Module:
     return made
 
 
-def gradients(model: nn.Module, x: Tensor, y: Tensor) -> Gradients:
+def gradients(model: nn.Module, x: Tensor, y: Tensor, smoothing: float = 0.0) -> Gradients:
     """Of the mean loss."""
     names, parameters = zip(*model.named_parameters(), strict=True)
-    loss = F.cross_entropy(model(x.double()), y)
+    loss = F.cross_entropy(model(x.double()), y, label_smoothing=smoothing)
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
 
@@ -154,7 +158,7 @@ def compared(
     for step in range(steps):
         counter = torch.tensor(step, device=device)
         for one, found in zip(batches, way.step(step), strict=True):
-            wanted = gradients(truth, *one.take(counter, one.sizes[step]))
+            wanted = gradients(truth, *one.take(counter, one.sizes[step]), recipe.smoothing)
             for group, part in groups.items():
                 names = [name for name in wanted if part in name]
                 flat = [
@@ -174,9 +178,9 @@ def measured(
     ways = product(STATES, wanted.precisions, wanted.stacks, wanted.modes)
     for state, precision, stack, mode in ways:
         how = Execution(device, precision, compile=mode == "compile")
-        model = states[state].to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         lane = own_lane(how)  # a graph is not captured on the default stream
         with settings(how), torch.cuda.stream(lane) if lane else nullcontext():
+            model = states[state].to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             found = compared(model, chosen, data, resident, how, stack, wanted.steps)
         for group, shares in found.items():
             told = {"net": net, "seed": seed, "state": state, "precision": precision}
@@ -191,9 +195,9 @@ def measured(
 
 def row(line: dict[str, Any]) -> str:
     what = f"{line['state']:8}{line['precision']:>6}{line['stack']:>4}  {line['mode']:9}"
-    sizes = [100 * line[name] for name in ("error", "steady", "length", "length_error")]
-    error, steady, length, spread = sizes
-    told = f"{error:10.4f}{steady:10.4f}{length:+11.4f} ± {spread:.4f}"
+    names = ("error", "steady", "steady_most", "length", "length_error")
+    error, steady, most, length, spread = (100 * line[name] for name in names)
+    told = f"{error:10.4f}{steady:10.4f}{most:10.4f}{length:+11.4f} ± {spread:.4f}"
     return f"{what}{line['group']:8}{line['batches']:>6}{told}"
 
 
@@ -204,10 +208,10 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("nets", nargs="+", metavar="NET")
     device = choose_device()
-    usual = "bf16,fp32", "graph,compile" if device.type == "cuda" else "graph"
-    add("--precisions", default=usual[0], help=f"some of {','.join(PRECISIONS)}; %(default)s")
+    modes = "graph,compile" if device.type == "cuda" else "graph"
+    add("--precisions", default="bf16,fp32", help=f"some of {','.join(PRECISIONS)}; %(default)s")
     add("--stacks", default="1,4", help="networks trained as one; %(default)s")
-    add("--modes", default=usual[1], help=f"some of {','.join(MODES)} (and graphed); %(default)s")
+    add("--modes", default=modes, help=f"some of {','.join(MODES)} (and graphed); %(default)s")
     add("--steps", type=int, default=100, help="batches of each network; %(default)s")
     add("--data-dir", type=Path, help="where data sets lie")
     add("--json", type=Path, metavar="FILE", help="append a line a row")
@@ -228,13 +232,15 @@ def main(argv: Sequence[str]) -> int:
         data = load(chosen.run.dataset, wanted.data_dir)
         if not isinstance(data, Arrays):
             parser.error(f"{net} was trained on photographs; this is for small images")
+        if drops(chosen.model):
+            parser.error(f"{net} drops at random, and so has no gradient to compare with")
         data = chosen.run.normalised(data)
         assert isinstance(data, Arrays)
         whole = len(data.train) // chosen.run.recipe.batch
         if wanted.steps > whole:
             parser.error(f"--steps is {whole} at most, an epoch's whole batches")
         print(heading(f"{net}: gradients against float64's, in % of their length", device))
-        heads = f"{'error':>10}{'steady':>10}{'length':>11}"
+        heads = f"{'error':>10}{'steady':>10}{'most':>10}{'length':>11}"
         print(f"{'':8}{'':>6}{'×':>4}  {'':9}{'':8}{'n':>6}{heads}", flush=True)
         lines = []
         for line in measured(net, chosen, data, wanted, device):

@@ -7,7 +7,9 @@ import pytest
 import torch
 from lab import arrays, tiny
 from test_benchmark_scripts import load  # noqa: F401, a fixture
+from torch import nn
 
+import mssar
 from mssar.lab.engine.evaluate import Trained
 from mssar.lab.engine.execution import Execution
 
@@ -35,7 +37,19 @@ def test_an_error_is_in_shares_of_the_gradient(bench):
     found = sums.shares()
     assert found["error"] == pytest.approx(0.1)
     assert found["steady"] == pytest.approx(0.1)
+    assert found["steady_most"] == pytest.approx(0.1)
     assert found["length"] == pytest.approx(float((exact @ always).mean()))
+
+
+def test_long_gradients_count_for_more(bench):
+    """By hand: errors of 1 and 3 in gradients of 1 and 7, the second along the gradient."""
+    sums = bench.Sums()
+    sums.add(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0]).double())
+    sums.add(torch.tensor([10.0, 0.0]), torch.tensor([7.0, 0.0]).double())
+    found = sums.shares()
+    assert found["error"] == pytest.approx(math.sqrt(10 / 50))
+    assert found["length"] == pytest.approx(21 / 50)
+    assert found["steady"] == 0  # they are at right angles
 
 
 def test_what_averages_out_is_not_steady(bench):
@@ -46,6 +60,7 @@ def test_what_averages_out_is_not_steady(bench):
     found = sums.shares()
     assert found["error"] == pytest.approx(0.1, rel=0.02)
     assert found["steady"] < 0.005  # a mean of 200 errors is 0.007 long by chance
+    assert found["steady"] < found["steady_most"] < 0.01
     assert abs(found["length"]) < 4 * found["length_error"]
     assert found["length_error"] == pytest.approx(0.1 / math.sqrt(200 * 400), rel=0.2)
 
@@ -76,6 +91,24 @@ def test_float32_is_nearly_exact_alone_and_in_stacks(bench, kind, stack):
         assert abs(shares["length"]) < 1e-4
 
 
+def test_what_is_exact_is_plain_pytorch_in_training(bench):
+    chosen = network("mssar")
+    made = bench.exact(chosen.model.eval())
+    assert all(m.training for m in made.modules())
+    assert not any(m.training for m in chosen.model.modules())
+    layers = [m for m in made.modules() if isinstance(m, mssar.MSSAR)]
+    assert {layer.backend for layer in layers} == {"reference"}
+    assert {p.dtype for p in made.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+def test_smoothed_labels_are_smoothed_in_both(bench, stack):
+    run = tiny(3, "none", smoothing=0.1)
+    chosen = Trained(run, None, run.build(4))
+    found = bench.compared(chosen.model, chosen, arrays(), {}, Execution(CPU), stack, 2)
+    assert found["all"]["error"] < 1e-4
+
+
 def test_a_coarser_precision_is_further_off(bench):
     chosen = network("mssar")
     found = bench.compared(chosen.model, chosen, arrays(), {}, Execution(CPU, "bf16"), 1, 2)
@@ -103,6 +136,8 @@ def test_a_wrong_gradient_is_noticed(bench, monkeypatch):
 
 def test_a_table_is_printed_and_kept(bench, monkeypatch, tmp_path, capsys):
     chosen, file = network("mssar"), tmp_path / "lines.ndjson"
+    for parameter in chosen.model.parameters():  # not as it began
+        parameter.data.mul_(1.5)
     before = {name: t.clone() for name, t in chosen.model.state_dict().items()}
     monkeypatch.setattr(bench, "trained", lambda _: chosen)
     monkeypatch.setattr(bench, "load", lambda *_: arrays())
@@ -117,6 +152,8 @@ def test_a_table_is_printed_and_kept(bench, monkeypatch, tmp_path, capsys):
         for group in ("all", "mssar")
     ]
     assert len(capsys.readouterr().out.splitlines()) == 2 + len(lines)
+    begun = bench.compared(chosen.run.build(4), chosen, arrays(), {}, Execution(CPU), 1, 2)
+    assert {name: lines[0][name] for name in begun["all"]} == pytest.approx(begun["all"], rel=0.05)
     assert all(torch.equal(t, before[name]) for name, t in chosen.model.state_dict().items())
 
 
@@ -136,3 +173,13 @@ def test_a_mistake_is_told(bench, monkeypatch, capsys, words, said):
     with pytest.raises(SystemExit):
         bench.main(["NET", *words])
     assert said in capsys.readouterr().err
+
+
+def test_what_drops_at_random_is_refused(bench, monkeypatch, capsys):
+    chosen = network("none")
+    chosen.model.dropped = nn.Dropout(0.5)
+    monkeypatch.setattr(bench, "trained", lambda _: chosen)
+    monkeypatch.setattr(bench, "load", lambda *_: arrays())
+    with pytest.raises(SystemExit):
+        bench.main(["NET", "--steps", "2"])
+    assert "NET drops at random, and so has no gradient to compare with" in capsys.readouterr().err

@@ -207,3 +207,4 @@ def test_what_is_said_of_chance_follows_from_the_records():
     assert f"beyond chance in ResNet-20 (p = {narrow['resnet20', 'cifar10']:.3f}; by the" in page
     assert f"only just not in ResNet-56 (p = {narrow['resnet56', 'cifar10']:.4f})" in page
     assert min(p for (_, dataset), p in narrow.items() if dataset == "cifar100") > 0.05
+    assert "; on CIFAR-100 in neither. The mean of the four" in page
