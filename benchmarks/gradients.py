@@ -47,6 +47,7 @@ from mssar.lab.engine.world import World
 STATES = ("begun", "trained")
 LAYERS = "recalibrate"  # what a block calls its recalibration
 MODES = ("graph", "compile")
+CHUNK = 2**16  # numbers of a gradient that are multiplied at a time
 
 Gradients = dict[str, Tensor]  # by a parameter's name
 
@@ -72,17 +73,22 @@ class Sums:
         n, unit = len(self.errors), math.fsum(self.lengths) / len(self.lengths)
         square = math.fsum(self.squares) / n
         # What is steady is in every two errors, and what is not is at right angles, in the mean.
-        total = sum(error.double() for error in self.errors)
-        pairs = [float((total - error) @ error.double()) / (n - 1) for error in self.errors]
-        steady = math.fsum(pairs) / n
-        doubt = 2 * math.sqrt(math.fsum((pair - steady) ** 2 for pair in pairs) / (n - 1) / n)
+        products = torch.zeros(n, n, dtype=torch.float64)
+        for part in torch.stack(self.errors).split(CHUNK, 1):
+            products += (part.double() @ part.double().T).cpu()
+        products.fill_diagonal_(0)
+        by_batch = products.sum(1) / (n - 1)
+        steady = float(by_batch.mean())
+        # Of a mean over pairs: by how much batches differ, and at least what right angles are by
+        # chance.
+        doubts = 2 * float(by_batch.std()) / n**0.5, 2**0.5 * float(products.norm()) / (n * (n - 1))
         along = math.fsum(self.along) / math.fsum(self.lengths)
         rest = [a - along * length for a, length in zip(self.along, self.lengths, strict=True)]
         spread = math.sqrt(math.fsum(r * r for r in rest) / (n - 1) / n) / unit
         return {
             "error": math.sqrt(square / unit),
             "steady": math.sqrt(max(0.0, steady) / unit),
-            "steady_most": math.sqrt(max(0.0, steady + 2 * doubt) / unit),
+            "steady_most": math.sqrt(max(0.0, steady + 2 * max(doubts)) / unit),
             "length": along,
             "length_error": spread,
         }

@@ -37,7 +37,7 @@ def test_an_error_is_in_shares_of_the_gradient(bench):
     found = sums.shares()
     assert found["error"] == pytest.approx(0.1)
     assert found["steady"] == pytest.approx(0.1)
-    assert found["steady_most"] == pytest.approx(0.1)
+    assert 0.1 <= found["steady_most"] < 0.15
     assert found["length"] == pytest.approx(float((exact @ always).mean()))
 
 
@@ -63,6 +63,21 @@ def test_what_averages_out_is_not_steady(bench):
     assert found["steady"] < found["steady_most"] < 0.01
     assert abs(found["length"]) < 4 * found["length_error"]
     assert found["length_error"] == pytest.approx(0.1 / math.sqrt(200 * 400), rel=0.2)
+
+
+@pytest.mark.parametrize("batches", [2, 5, 40])
+def test_the_most_that_may_be_steady_is_rarely_too_little(bench, batches):
+    """Also of few batches, whose estimate is often below zero; and it is no wild guess."""
+    within = []
+    for seed in range(60):
+        sums = bench.Sums()
+        for g, error in zip(drawn(batches, 300), drawn(batches, 300, seed + 1), strict=True):
+            always = 0.02 * drawn(1, 300, seed=1000)[0]
+            sums.add(g + 0.1 * error + always, g)
+        most = sums.shares()["steady_most"]
+        within.append(most >= 0.02)
+        assert most < 0.1
+    assert sum(within) > {2: 40, 5: 54, 40: 57}[batches]
 
 
 def test_a_gradient_that_is_too_short_is_found_to_be(bench):
