@@ -57,25 +57,23 @@ class Sums:
     """Of one gradient a batch, and of what it should have been."""
 
     errors: list[Tensor] = field(default_factory=list)
-    squares: list[float] = field(default_factory=list)  # of their lengths
     lengths: list[float] = field(default_factory=list)  # squared, of the exact gradients
     along: list[float] = field(default_factory=list)  # of the error, with the exact gradient
 
     def add(self, found: Tensor, exact: Tensor) -> None:
         error = found.double() - exact
         self.errors.append(error.float())
-        self.squares.append(float(error @ error))
         self.lengths.append(float(exact @ exact))
         self.along.append(float(error @ exact))
 
     def shares(self) -> dict[str, float]:
         """Of a gradient's length; there are two batches or more."""
         n, unit = len(self.errors), math.fsum(self.lengths) / len(self.lengths)
-        square = math.fsum(self.squares) / n
         # What is steady is in every two errors, and what is not is at right angles, in the mean.
         products = torch.zeros(n, n, dtype=torch.float64)
         for part in torch.stack(self.errors).split(CHUNK, 1):
             products += (part.double() @ part.double().T).cpu()
+        square = float(products.trace()) / n
         products.fill_diagonal_(0)
         by_batch = products.sum(1) / (n - 1)
         steady = float(by_batch.mean())

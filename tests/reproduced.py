@@ -40,6 +40,40 @@ def recorded(
     return [found[seed] for seed in sorted(found)]
 
 
+def everything(network: str, kind: str, dataset: str) -> list[records.Record]:
+    """All records of what was trained more than once."""
+    counts = recorded(network, kind, dataset)
+    return [r for r in RECORDS if any(r.run == one.run for one in counts)]
+
+
+def earlier(network: str, kind: str, dataset: str) -> list[records.Record]:
+    """The first of each."""
+    found: dict[int, records.Record] = {}
+    for record in everything(network, kind, dataset):
+        before = found.setdefault(record.run["seed"], record)
+        if record.finished < before.finished:
+            found[record.run["seed"]] = record
+    return list(found.values())
+
+
+def precise() -> list[records.Record]:
+    """ResNet-20 without recalibration on CIFAR-100, in TF32."""
+    lines = (ROOT / "records" / "precision.ndjson").read_text().splitlines()
+    return [records.parse(line) for line in lines]
+
+
+def compiled(wanted: bool) -> list[records.Record]:
+    """ResNet-20 with MS-SAR on CIFAR-100, one after the other by the same code."""
+    found = [
+        r
+        for r in everything("resnet20", "mssar", "cifar100")
+        if r.code["commit"][:7] in ("dcbc174", "ca6150e") and r.execution["compile"] is wanted
+    ]
+    assert [r.run["seed"] for r in found] == [0, 1, 2, 3]
+    assert len({r.code["source"] for r in found}) == 1
+    return found
+
+
 def mean_gain(ours: str, theirs: str, dataset: str, networks: tuple[str, ...] = NETWORKS) -> Claim:
     pairs = [
         (side(recorded(network, ours, dataset)), side(recorded(network, theirs, dataset)))

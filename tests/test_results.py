@@ -20,7 +20,7 @@ OTHERS = ("docs/finetune.md",)
 MEASURED = ("docs/imagenet.md", "docs/measurements.md", "docs/performance.md")
 TOOLS = (
     *("tools/write-results", "tools/costs.py", "tools/courses.py", "tools/gains.py"),
-    *("tools/imagenet.py", "tools/recipes.py", "tools/scales.py"),
+    *("tools/imagenet.py", "tools/recipes.py", "tools/rounding.py", "tools/scales.py"),
 )
 DATA = tuple(
     f"records/{name}"

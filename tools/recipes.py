@@ -1,11 +1,9 @@
-"""What the paper leaves open of its recipe, and how exact gradients are: tables for
-docs/results.md, which tools/write-results puts there."""
+"""What the paper leaves open of its recipe: a table for docs/results.md, which tools/write-results
+puts there."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 
 import scales
@@ -15,7 +13,6 @@ from mssar.lab.records import Record
 from mssar.lab.report.groups import claim
 from mssar.lab.report.phrases import plus_minus, spelt
 
-WAYS = {"begun": "initial", "trained": "trained"}
 WORDS = {
     "": "the paper's",
     "decay=weights": "no weight decay of norms and biases",
@@ -38,20 +35,6 @@ def variants(known: Sequence[Record]) -> scales.Table:
         lines.append(line)
     head = ["layer", "recipe", "test error, %", "training, %"]
     return [*head, "lower than by the paper's", "than none"], lines, 2
-
-
-def gradients(path: Path) -> scales.Table:
-    """How exact they are, a line a network, its state and a way to compute them."""
-    lines = []
-    for line in map(json.loads, path.read_text("utf-8").splitlines()):
-        if line["group"] == "all":
-            shares = [100 * line[part] for part in ("error", "steady", "length", "length_error")]
-            error, steady, length, spread = (f"{round(share, 2) + 0.0:.2f}" for share in shares)
-            way = [line["precision"], *[f"{line['stack']} as one"] * (line["stack"] > 1)]
-            way += ["compiled"] * (line["mode"] == "compile")
-            row = [spelt(line["net"].split("-")[1]), WAYS[line["state"]], ", ".join(way)]
-            lines.append([*row, error, steady, f"{length.replace('-', '−')} ± {spread}"])
-    return ["layer", "weights", "computed in", "error, %", "steady, %", "length, %"], lines, 3
 
 
 def name(state: State) -> str:

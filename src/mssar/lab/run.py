@@ -155,7 +155,9 @@ class Run:
         try:
             made = self._built(num_classes, **begin)
         except ValueError as error:
-            raise ValueError(f"{error}{self._held()}") from None
+            if held := self._held():
+                raise ValueError(f"{error}: {held}") from None
+            raise
         for name, tensor in made.state_dict().items():
             if tensor.device.type != "meta" and not tensor.isfinite().all():
                 raise ValueError(
@@ -172,7 +174,7 @@ class Run:
         note = weights.read(path).note
         if note is None or note["network"] == self.network:
             return ""
-        return f": it holds {note['network']} with {note['recalibration']!r}, not {self.network}"
+        return f"it holds {note['network']} with {note['recalibration']!r}, not {self.network}"
 
     def _built(self, num_classes: int, **begin: Any) -> nn.Module:
         with GENERATOR, torch.random.fork_rng(devices=[]):
