@@ -9,7 +9,7 @@ from mssar.lab.experiments import paper
 from mssar.lab.report.groups import claim
 from mssar.lab.report.phrases import plus_minus
 
-KINDS, DATA = ("none", "mssar"), ("cifar10", "cifar100")
+KINDS = ("none", "mssar")
 
 
 def test_the_number_of_comparisons_counts_recipes_and_windows():
