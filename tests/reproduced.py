@@ -11,6 +11,8 @@ from mssar.lab.report.groups import judged, side
 from mssar.lab.run import usual_recipe
 
 RECORDS = records.read(ROOT / "records")
+README = (ROOT / "README.md").read_text()
+RESULTS = "\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("results*.md")))
 NETWORKS = ("resnet20", "resnet32", "resnet56")
 PAIRS = (("se", "none"), ("mssar", "se"), ("mssar", "none"))
 

@@ -52,6 +52,23 @@ def test_the_same_network_with_another_recalibration_is_the_next_best():
     assert left([plain, dear], recalibration="mssar") == pytest.approx(400)
 
 
+def test_windows_are_told_by_windows():
+    def told(*recorded):
+        return {
+            (state.cell.row.network, state.cell.row.options["strategy"]): state.seconds_left
+            for state in plan("strategy", recorded, nets=["resnet20", "resnet56"], seeds=1).cells
+        }
+
+    regions = record_of(run_of(recalibration="mssar", seed=5), seconds=400, macs=40_800_000)
+    assert told(regions)["resnet56", "sliding"] == pytest.approx(400 * 125.7 / 40.8)
+    windows = run_of(recalibration="mssar", strategy="sliding", seed=5)
+    found = told(regions, record_of(windows, seconds=1000, macs=40_800_000))
+    assert found["resnet20", "regional"] == pytest.approx(400)
+    assert found["resnet20", "sliding"] == pytest.approx(1000)
+    assert found["resnet56", "regional"] == pytest.approx(400 * 125.7 / 40.8)
+    assert found["resnet56", "sliding"] == pytest.approx(1000 * 125.7 / 40.8)
+
+
 def test_another_network_is_scaled_by_multiply_adds_and_images():
     small = record_of(run_of("resnet20", seed=5), seconds=408, macs=40_800_000)
     assert left([small], network="resnet56") == pytest.approx(408 * 125.7 / 40.8)

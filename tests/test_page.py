@@ -164,7 +164,7 @@ def test_a_remark_leads_to_the_documentation_only_beside_it() -> None:
     remark = WEIGHT_DECAY
     rows = (replace(of.tables[0].rows[2], remark=remark), *of.tables[0].rows[3:])
     of = replace(of, tables=(replace(of.tables[0], rows=rows),))
-    linked = f'<a href="results.html#a-larger-weight-decay">{remark}</a>'
+    linked = f'<a href="results-paper.html#a-larger-weight-decay">{remark}</a>'
     assert linked in page.html(of, home="index.html")
     assert linked not in page.html(of)
     assert f'<td role="cell" class="remark" data-value="{remark}">{remark}' in page.html(of)

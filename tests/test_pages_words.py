@@ -6,7 +6,7 @@ from itertools import product
 from statistics import fmean, stdev
 
 from reproduced import recorded
-from test_results import PAGES, ROOT
+from test_results import ROOT, WORDS
 
 from mssar.lab import records, timings
 from mssar.lab.report.groups import claim
@@ -14,7 +14,7 @@ from mssar.lab.report.phrases import plus_minus
 
 
 def test_the_demo_leads_with_the_larger_network():
-    said = tomllib.loads((ROOT / PAGES[2]).read_text())["demo"]["headline"]
+    said = tomllib.loads((ROOT / WORDS).read_text())["demo"]["headline"]
     said = said.replace("\N{NO-BREAK SPACE}", " ")
     assert "ResNet-20" not in said
     for dataset, name in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")):

@@ -5,8 +5,7 @@ from dataclasses import replace
 from itertools import product
 from statistics import fmean, stdev
 
-from reproduced import NETWORKS, PAIRS, RECORDS, mean_gain, published, recorded
-from test_results import PAGES, ROOT
+from reproduced import NETWORKS, PAIRS, README, RECORDS, RESULTS, mean_gain, published, recorded
 
 from mssar.lab import records
 from mssar.lab.experiments import paper
@@ -19,7 +18,7 @@ from mssar.lab.report.welch import p_value
 
 
 def test_what_is_said_of_the_mean_follows_from_the_records():
-    readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
+    readme, page = README, RESULTS
     gains = {
         (*pair, dataset): mean_gain(*pair, dataset)
         for pair, dataset in product(PAIRS, ("cifar10", "cifar100"))
@@ -36,6 +35,8 @@ def test_what_is_said_of_the_mean_follows_from_the_records():
     none = told["mssar", "none", "cifar100"], told["mssar", "none", "cifar10"]
     papers = f"{theirs['cifar100']:.2f} and {theirs['cifar10']:.2f}"
     assert f"three networks is {none[0]} and {none[1]}; the paper's {papers}." in readme
+    short = f"In the mean of three networks by {none[0]} points on CIFAR-100 and by {none[1]} on"
+    assert f"{short} CIFAR-10, where the paper has {papers}." in page
     assert f"it gains {none[0]} points on CIFAR-100 and {none[1]} on CIFAR-10. The paper" in page
     assert f"The paper has {papers}. On" in page
     apart = {
@@ -61,11 +62,13 @@ def test_what_is_said_of_the_mean_follows_from_the_records():
     assert f"Without ResNet-20 the mean is {rest}, where the paper has {papers}." in page
     over_se = told["mssar", "se", "cifar100"]
     assert f"in the mean {over_se} points on CIFAR-100, where ResNet-32 alone may be" in readme
+    assert f"**On CIFAR-100 yes,** in the mean by {over_se} points." in page
     smaller = mean_gain("mssar", "se", "cifar100", NETWORKS[:2])
     assert f"(without ResNet-56 it is {plus_minus(smaller.gain, smaller.margin)})" in readme
     little = gains["mssar", "se", "cifar10"]
     ten = plus_minus(little.gain, little.margin)
     assert f"on CIFAR-10 {ten}, too little to be sure of after so many comparisons." in readme
+    assert f"not shown:** {ten} points, too little after so many comparisons." in page
     assert f"In the mean it is {ten} points, but p = {little.p:.4f} does not survive" in page
     assert f"in the mean by {over_se} points. In ResNet-56" in page
     for cell, one in gains.items():
@@ -83,7 +86,7 @@ def test_what_is_said_of_the_mean_follows_from_the_records():
 
 
 def test_what_is_said_of_se_by_network_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     told = [mean_gain("se", "none", dataset) for dataset in ("cifar10", "cifar100")]
     alone = [plus_minus(one.gain, one.margin) for one in told]
     assert f"gains {alone[0]} points on CIFAR-10 and {alone[1]} on CIFAR-100, in the mean." in page
@@ -109,7 +112,7 @@ def test_what_is_said_of_se_by_network_follows_from_the_records():
 
 
 def test_what_is_said_of_other_measures_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
 
     def measured(measure: Callable[[records.Record], float], ours: str, dataset: str, *nets: str):
         """Over SE or none, by network or in the mean."""
@@ -168,10 +171,11 @@ def chance(ours: list, theirs: list) -> float:
 
 
 def test_what_is_said_of_chance_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     table = page.split("<!-- results: differences -->")[1].split("<!-- end")[0]
     assert table.count("against") == 28
     assert "and this table has 28. Seven differences would also be" in page
+    assert "are 28; seven of them would exclude it even if all were to hold at once." in page
     assert f"(Bonferroni, p below {0.05 / 28:.4f})" in page
     found = {}
     for network, dataset in product(NETWORKS, ("cifar10", "cifar100")):

@@ -2,8 +2,8 @@
 
 from statistics import fmean, median, stdev
 
-from reproduced import RECORDS, compiled, precise, recorded
-from test_results import PAGES, ROOT
+from reproduced import README, RECORDS, RESULTS, compiled, precise, recorded
+from test_results import ROOT
 
 from mssar.lab.experiments import paper
 from mssar.lab.report.groups import claim
@@ -13,7 +13,7 @@ KINDS = ("none", "mssar")
 
 
 def test_the_number_of_comparisons_counts_recipes_and_windows():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     none, se, ours = (recorded("resnet20", kind, "cifar100") for kind in ("none", "se", "mssar"))
     changes = ({"fill": "mean"}, {"decay": "weights"}, {"init": "torch"})
     others = [recorded("resnet20", "none", "cifar100", **change) for change in changes]
@@ -35,7 +35,7 @@ def test_the_number_of_comparisons_counts_recipes_and_windows():
 
 
 def test_what_is_said_of_windows_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     ours, theirs = (
         recorded("resnet20", "mssar", "cifar100", strategy=s) for s in ("regional", "sliding")
     )
@@ -48,10 +48,12 @@ def test_what_is_said_of_windows_follows_from_the_records():
     said = f"{errors[0]} % with regions and {errors[1]} % with windows, four seeds and three:"
     gained = plus_minus(made.gain, made.margin)
     assert f"{said} {gained} points, so no difference" in page
+    assert f"**Cannot be told:** {gained} points in ResNet-20 on CIFAR-100." in page
     assert (len(ours), len(theirs)) == (4, 3)
     method = (ROOT / "docs" / "method.md").read_text()
     assert (
-        f"(in ResNet-20 [we see](results.md#regions-or-windows) no difference, {gained}" in method
+        f"(in ResNet-20 [we see](results-scales.md#regions-or-windows) no difference, {gained}"
+        in method
     )
     over = claim("", theirs, recorded("resnet20", "none", "cifar100"), None)
     assert over.verdict == "holds"
@@ -66,7 +68,7 @@ def test_what_is_said_of_windows_follows_from_the_records():
 
 
 def test_what_is_said_of_other_recipes_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     none, ours = (recorded("resnet20", kind, "cifar100") for kind in KINDS)
     changes = ({"fill": "mean"}, {"decay": "weights"}, {"init": "torch"})
     others = [recorded("resnet20", "none", "cifar100", **change) for change in changes]
@@ -84,7 +86,7 @@ def test_what_is_said_of_other_recipes_follows_from_the_records():
 
 
 def test_what_is_said_of_the_weight_decay_follows_from_the_records():
-    readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
+    readme, page = README, RESULTS
     more = recorded("resnet20", "none", "cifar100", weight_decay=5e-4)
     none, ours = (recorded("resnet20", kind, "cifar100") for kind in ("none", "mssar"))
     better, left = claim("", more, none, None), claim("", ours, more, None)
@@ -99,14 +101,16 @@ def test_what_is_said_of_the_weight_decay_follows_from_the_records():
     told = plus_minus(beside.gain, beside.margin)
     assert f"MS-SAR's error is lower by {told} points (p = {beside.p:.2f}), which" in page
     assert f"itself is {plus_minus(itself.gain, itself.margin)} points better with it." in page
-    assert f"With it in both, MS-SAR gains {told} points, which may be chance." in readme
+    for short in (readme, page):
+        assert f"With it in both, MS-SAR gains {told} points, which may be chance." in short
     same = plus_minus(left.gain, left.margin).replace("-", "−")
     assert f"no difference left that we could see ({same} points)" in page
     over = claim("", more, recorded("resnet20", "se", "cifar100"), None)
     assert over.verdict == "holds"
     assert f"paper's recipe is {plus_minus(over.gain, over.margin)} points worse than it" in page
     with_it = fmean(r.error for r in ours)
-    said = f"({mean:.2f} %, where MS-SAR has {with_it:.2f} %: a difference of {same})"
-    assert f"may do as much without the layer {said}" in readme
+    said = f"may do as much without the layer ({mean:.2f} %, where MS-SAR has {with_it:.2f} %"
+    assert f"{said}: a difference of {same})" in readme
+    assert f"{said})" in page
     recipes = [{**rs[0].run["recipe"], "weight_decay": None} for rs in (more, none)]
     assert recipes[0] == recipes[1]  # "otherwise by the same recipe"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import combinations, product
 from statistics import fmean, median, stdev
 
-from reproduced import NETWORKS, RECORDS, compiled, earlier, everything, precise, recorded
+from reproduced import NETWORKS, RECORDS, RESULTS, compiled, earlier, everything, precise, recorded
 from test_results import ROOT
 
 from mssar.lab.records import Record
@@ -19,7 +19,7 @@ Choice = Callable[[str, str, str], list[Record]]  # of the records of a cell
 
 
 def test_what_is_said_of_precision_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     found, none = precise(), recorded("resnet20", "none", "cifar100")
     assert {r.execution["precision"] for r in found} == {"tf32"}
     assert [r.run for r in found] == [r.run for r in none]
@@ -43,7 +43,7 @@ def test_what_is_said_of_precision_follows_from_the_records():
 
 
 def test_what_is_said_of_rounding_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     plain, fast = compiled(False), compiled(True)
     made = claim("", fast, plain, None)
     assert made.verdict == "none"
@@ -69,7 +69,9 @@ def test_what_is_said_of_rounding_follows_from_the_records():
     assert f"differ as much within a seed (a standard deviation of {alike}) as in all." in page
     first, last = (fmean(some) for some in (by_process[0], by_process[3]))
     second = fmean([*lucky, by_process[0][2]])
-    assert f"had {first:.2f}, {second:.2f} and {last:.2f} % on this page, in turn." in page
+    told = f"{first:.2f}, {second:.2f} and {last:.2f} %"
+    assert f"had {told} in these tables, in turn." in page
+    assert f"trained again came out at {told} [in turn]" in page
     assert f"within one process these runs differ by {_within(by_process):.2f} only." in page
     others = [
         r
@@ -166,7 +168,7 @@ def _within(groups: list[list[float]]) -> float:
 
 
 def test_what_is_said_of_gradients_follows_from_what_was_measured():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     lines = (ROOT / "records" / "gradients.ndjson").read_text().splitlines()
     found = [line for line in map(json.loads, lines) if line["group"] == "all"]
     assert len(found) == 14
@@ -198,7 +200,7 @@ def test_what_is_said_of_gradients_follows_from_what_was_measured():
 
 
 def test_what_is_said_of_runs_that_were_trained_twice_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
 
     def told(choose: Choice, other: str, *nets: str) -> list[str]:
         found = [
@@ -217,7 +219,7 @@ def test_what_is_said_of_runs_that_were_trained_twice_follows_from_the_records()
     assert (
         f"and in the mean of three networks {c} and {d}; over SE in the mean {e} and {f}." in page
     )
-    assert f"with [their first trainings](#provenance) it was {f}, with all" in page
+    assert f"with [their first trainings](results-runs.md#provenance) it was {f}, with all" in page
     a, b = told(everything, "none", "resnet20")
     c, d = told(everything, "none", *NETWORKS)
     e, f = told(everything, "se", *NETWORKS)
@@ -244,7 +246,7 @@ def test_what_is_said_of_runs_that_were_trained_twice_follows_from_the_records()
     assert f"than before (in their mean by {plus_minus(fmean(gone), wide)} points)" in page
     narrow = {d: recorded("resnet20", "mssar", d, reduction=3) for d in DATA}
     ten = claim("", before["mssar"]["cifar10"], narrow["cifar10"], None).p
-    assert f"by the [first trainings](#provenance) it was not, {ten:.2f})" in page
+    assert f"by the [first trainings](results-runs.md#provenance) it was not, {ten:.2f})" in page
     pairs = [(side(before["mssar"][d]), side(narrow[d])) for d in DATA]
     pairs += [
         (
@@ -258,5 +260,5 @@ def test_what_is_said_of_runs_that_were_trained_twice_follows_from_the_records()
     mean = recorded("resnet20", "none", "cifar100", fill="mean")
     colour = claim("", mean, before["none"]["cifar100"], None)
     assert colour.verdict == "none"
-    said = f"(#provenance) {plus_minus(colour.gain, colour.margin)}, which may be chance)"
-    assert f"against the [first trainings]{said}" in page
+    said = f"{plus_minus(colour.gain, colour.margin)}, which may be chance)"
+    assert f"against the [first trainings](results-runs.md#provenance) {said}" in page

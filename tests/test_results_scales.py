@@ -4,8 +4,8 @@ import json
 from itertools import combinations
 from statistics import fmean, median, pstdev, stdev, variance
 
-from reproduced import RECORDS, published, recorded
-from test_results import PAGES, ROOT
+from reproduced import README, RECORDS, RESULTS, published, recorded
+from test_results import ROOT
 
 from mssar.lab.experiments import paper
 from mssar.lab.experiments.plan import plan_for
@@ -50,13 +50,15 @@ def compared(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Claim:
 
 
 def test_what_is_said_of_gains_over_none_follows_from_the_records():
-    readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
+    readme, page = README, RESULTS
     over = {scales: compared(scales, ()) for scales in SCALES[1:]}
     good = {scales for scales, made in over.items() if made.verdict == "holds"}
     assert good == {scales for scales in SCALES if 1 in scales and len(scales) > 1}
     assert {over[scales].verdict for scales in over.keys() - good} == {"none"}
     ends = [f(over[scales].gain for scales in good) for f in (min, max)]
     assert "gain {:.2f} to {:.2f} points over no recalibration".format(*ends) in page
+    short = "by {:.2f} to {:.2f} points; scales 1 and 4 alone gain nothing beyond chance"
+    assert short.format(*ends) in page
     two, four, both = (told(over[s].gain, over[s].margin) for s in ((1, 2), (1, 4), (1, 2, 4)))
     assert f"with a finer one: {two} points with 2, {four} with 4, {both} with both." in readme
     for one, other in combinations(good, 2):  # "by no more than chance"
@@ -95,7 +97,7 @@ def interaction() -> tuple[float, float, float]:
 
 
 def test_what_is_said_of_scale_1_in_addition_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     two, four, mean = compared((1, 2), (2, 4)), compared((1, 4), (2, 4)), added()
     assert {made.verdict for made in (two, four, mean)} == {"holds"}
     assert f"is {told(two.gain, two.margin)} points higher than with 1 and 2, and" in page
@@ -118,7 +120,7 @@ def test_what_is_said_of_scale_1_in_addition_follows_from_the_records():
 
 
 def test_what_is_said_of_the_papers_other_columns_is_theirs():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     cells = {
         (row.network, tuple(row.options.get("scales", ()))): row.errors for row in paper.TABLE4
     }
@@ -131,7 +133,7 @@ def test_what_is_said_of_the_papers_other_columns_is_theirs():
 
 
 def test_what_is_said_of_the_papers_gains_follows_from_the_records():
-    readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
+    readme, page = README, RESULTS
     bad = ((1,), (2,), (4,), (2, 4))
     gains = [papers()[0] - papers(*scales)[0] for scales in bad]
     said = "scales alone {:.2f}, {:.2f} and {:.2f}, and 2 and 4 together {:.2f}."
@@ -166,7 +168,7 @@ def test_what_is_said_of_the_papers_gains_follows_from_the_records():
 
 
 def test_what_is_said_of_training_errors_and_widths_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     narrow = recorded("resnet56", "mssar", CELL, reduction=3)
     cells = {scales: runs(*scales) for scales in SCALES} | {"narrow": narrow}
     last = {
@@ -186,7 +188,7 @@ def test_what_is_said_of_training_errors_and_widths_follows_from_the_records():
 
 
 def test_what_is_said_of_their_number_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     lines = page.partition("<!-- results: differences -->")[2].partition("<!-- end")[0]
     before = lines.count("chance |")
     assert before == 28
@@ -226,7 +228,7 @@ def test_the_figure_has_every_cell():
 
 
 def test_what_is_said_of_how_they_were_trained_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
 
     def commits(*some: Record) -> set[str]:
         return {record.code["commit"][:7] for record in some}
@@ -276,7 +278,7 @@ def test_what_is_said_of_how_they_were_trained_follows_from_the_records():
 def test_narrow_rows_are_left_as_the_page_says():
     found = plan_for(["table4"], RECORDS, hardware="", nets=["resnet56"], datasets=[CELL])
     assert [run.options["reduction"] for run in found.missing] == [3] * 18
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     assert "trains what is missing: 18 runs with narrow layers" in page
 
 
@@ -284,10 +286,7 @@ def test_the_number_of_comparisons_is_that_of_the_page():
     found = build.reproduction(collect([ROOT / "records"])).findings
     (said,) = (one for one in found if "comparisons" in one)
     assert said.startswith("This page makes 39 comparisons.")
-    assert (
-        "(The *Reproduction* page makes 39 comparisons"
-        in (ROOT / "docs" / "results.md").read_text()
-    )
+    assert "(The *Reproduction* page makes 39 comparisons" in RESULTS
 
 
 def held_lines() -> list[dict]:
@@ -308,7 +307,7 @@ def held() -> dict[str, dict[str, tuple[float, float]]]:
 
 
 def test_what_is_said_of_scales_that_are_held_follows_from_what_was_measured():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     ten, hundred = held()["cifar10"], held()["cifar100"]
     one, two, four, fine, flat = (
         told(*hundred[way]) for way in ("[1]", "[2]", "[4]", "[2, 4]", "flat")

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import product
 from statistics import fmean, stdev
 
-from reproduced import NETWORKS, PAIRS, RECORDS, mean_gain, published, recorded
-from test_results import PAGES, ROOT
+from reproduced import NETWORKS, PAIRS, README, RECORDS, RESULTS, mean_gain, published, recorded
+from test_results import ROOT
 
 from mssar.lab.experiments import paper
 from mssar.lab.report.groups import claim
@@ -19,7 +19,7 @@ KINDS, DATA = ("none", "mssar"), ("cifar10", "cifar100")
 
 def test_what_is_said_of_the_tables_follows_from_the_records():
     """Numbers in sentences, and what the pictures' descriptions say."""
-    readme, page = ((ROOT / name).read_text() for name in PAGES[:2])
+    readme, page = README, RESULTS
 
     def errors(*cell: str) -> list[float]:
         return [r.error for r in recorded(*cell)]
@@ -104,7 +104,7 @@ def test_what_is_said_of_the_tables_follows_from_the_records():
 
 
 def test_what_is_said_of_resnet32_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     gains = []
     for dataset in ("cifar100", "cifar10"):
         one = claim("", *(recorded("resnet32", kind, dataset) for kind in ("mssar", "none")), None)
@@ -131,10 +131,16 @@ def test_what_is_said_of_resnet32_follows_from_the_records():
     )
     assert bare[0].startswith("-")
     of_all = [[above(network, k, "cifar100") for network in NETWORKS] for k in ("none", "mssar")]
+    ends = [f(some) for some in of_all[::-1] for f in (min, max)]
+    said = "**On CIFAR-100 {} to {} points higher** with MS-SAR, and {} to {} without."
+    assert said.format(*ends) in page
     assert "without recalibration by {}, {} and {} points, with MS-SAR".format(*of_all[0]) in page
     assert "and {} points, with MS-SAR by {}, {} and {}.".format(of_all[0][2], *of_all[1]) in page
     on_ten = [float(above(n, k, "cifar10")) for n, k in product(NETWORKS, ("none", "mssar"))]
     assert max(map(abs, on_ten)) <= 0.3  # "within 0.3 points … some above and some below"
+    assert "**On CIFAR-10 within 0.3 points** of the paper's." in page
+    theirs = [published(paper.TABLE3, *cell) for cell in product(NETWORKS, ("none", "mssar"), DATA)]
+    assert f"| Errors from {min(theirs)} to {max(theirs)} % |" in page
     assert min(on_ten) < 0 < max(on_ten)
     assert max(float(above(n, "none", "cifar10")) for n in NETWORKS) < 0.1
     signs = [float(gap) > 0 for some in of_all for gap in some]
@@ -179,7 +185,7 @@ def test_figures_have_the_colours_of_the_page_and_say_how_many_runs():
 
 
 def test_what_is_said_of_se_and_of_the_width_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     for dataset, near, far in (("cifar10", 0.06, "better"), ("cifar100", 0.15, "worse")):
         none, se, ours = (recorded("resnet56", kind, dataset) for kind in ("none", "se", "mssar"))
         over, before = claim("", ours, se, None), claim("", se, none, None)
@@ -229,7 +235,7 @@ def test_what_is_said_of_se_and_of_the_width_follows_from_the_records():
 
 
 def test_records_come_from_clean_commits_but_for_those_that_the_page_names():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     changed = {r.id for r in RECORDS if r.code["changed"] is not False}
     shown = {run for table in paper_tables(RECORDS) for row in table.rows for run in row.runs}
     assert not changed & shown
@@ -241,7 +247,7 @@ def test_records_come_from_clean_commits_but_for_those_that_the_page_names():
 
 
 def test_what_is_said_of_the_networks_on_cifar10_follows_from_the_records():
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = RESULTS
     wide = []
     for kind, words, spread in (
         ("none", "without recalibration {} where it has {} ± {}", 0.05),

@@ -54,8 +54,8 @@ def test_the_site_has_every_record_and_a_way_back(hook, tmp_path):
     assert data["curves"][-1]["dataset"] == "imagefolder"
     assert f": {hook.NAME} " in (ROOT / "mkdocs.yml").read_text("utf-8")
     # Beside a gain that a larger weight decay has as well, it says so, and where more is said.
-    assert page.count(f'<a href="results.html#a-larger-weight-decay">{WEIGHT_DECAY}</a>') == 4
-    assert "\n### A larger weight decay\n" in (ROOT / "docs/results.md").read_text("utf-8")
+    assert page.count(f'<a href="results-paper.html#a-larger-weight-decay">{WEIGHT_DECAY}</a>') == 4
+    assert "\n## A larger weight decay\n" in (ROOT / "docs/results-paper.md").read_text("utf-8")
 
 
 def test_a_record_that_cannot_be_read_fails_the_build(hook, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,6 @@ from mssar.lab.report.phrases import plus_minus
 if TYPE_CHECKING:
     from mssar.lab import records as recorded
     from mssar.lab.experiments.plan import Plan
-    from mssar.lab.report.content import Row
     from mssar.lab.run import Run
 
 RECORDS = Path("records")
@@ -153,24 +153,24 @@ def _show(plan: Plan, where: str, as_json: bool) -> None:
         said = {"cells": cells, "seconds_left": left, "hardware": where}
         print_json(said)
         return
-    table = Table("", "network", "", "options", "data", box=box.SIMPLE_HEAD)
-    for heading in ("paper", "ours", "differ", "left", "time"):
-        table.add_column(heading, justify="right")
-    for before, row in zip([None, *rows], rows, strict=False):
-        if before and before.experiment != row.experiment:
-            table.add_section()
-        table.add_row(
-            row.experiment,
-            row.network,
-            row.recalibration,
-            row.options,
-            row.dataset,
-            plus_minus(row.published, row.published_spread),
-            _own(row),
-            "" if row.difference is None else f"{row.difference:+.2f}",
-            str(row.left) if row.left else "done",
-            _time(row.seconds_left) if row.left else "",
-        )
+    table = Table("", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("data", no_wrap=True)
+    for heading in ("paper", "ours", "n", "differ", "left", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for experiment, some in groupby(rows, lambda row: row.experiment):
+        table.add_section()
+        table.add_row(f"[bold]{experiment}")
+        for row in some:
+            table.add_row(
+                " ".join((row.network, row.recalibration, row.options)),
+                row.dataset,
+                plus_minus(row.published, row.published_spread),
+                plus_minus(row.mean, row.spread),
+                str(row.n or ""),
+                "" if row.difference is None else f"{row.difference:+.2f}",
+                str(row.left) if row.left else "done",
+                _time(row.seconds_left) if row.left else "",
+            )
     out = console()
     out.print(table)
     left = len(plan.missing)
@@ -181,10 +181,6 @@ def _show(plan: Plan, where: str, as_json: bool) -> None:
     unknown = "how long is unknown until the first is recorded"
     runs = f"{counted(left, 'run')} left, each counted once"
     out.print(f"{runs}: {when or unknown}", highlight=False)
-
-
-def _own(row: Row) -> str:
-    return f"{plus_minus(row.mean, row.spread)} (n={row.n})" if row.n else ""
 
 
 def _time(seconds: float | None) -> str:

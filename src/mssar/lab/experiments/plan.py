@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
+from typing import Any
 
 from mssar.lab.experiments import EXPERIMENTS
 from mssar.lab.experiments.cell import Cell
@@ -203,7 +204,8 @@ class Estimate:
 
     Best are records of the same network with the same recalibration and options, next those of
     the same network, and else those of any, by their multiply-adds: a rough guess, since small
-    networks do not fill a chip. Of several the median counts.
+    networks do not fill a chip. Windows, which take several times as long, are told by records
+    with windows where there are any. Of several the median counts.
     """
 
     def __init__(self, records: Iterable[Record], hardware: str) -> None:
@@ -231,12 +233,19 @@ class Estimate:
             return sizes[0] == sizes[1] and all(record.run[n] == wanted[n] for n in names)
 
         images = IMAGES[run.dataset] * run.recipe.epochs
-        same = [r for r in self.records if alike(r, "network", "recalibration", "options")]
-        same = same or [r for r in self.records if alike(r, "network")]
+        way = _strategy(wanted)
+        known = [r for r in self.records if _strategy(r.run) == way] or self.records
+        same = [r for r in known if alike(r, "network", "recalibration", "options")]
+        same = same or [r for r in known if alike(r, "network")]
         if same:
             return images * median(map(_seconds_an_image, same))
-        rates = [_seconds_an_image(r) / r.macs for r in self.records if r.macs]
+        rates = [_seconds_an_image(r) / r.macs for r in known if r.macs]
         return _work(run) * median(rates) if rates else None
+
+
+def _strategy(run: Mapping[str, Any]) -> str:
+    """Networks without the layer count as those with regions, which take about as long."""
+    return str(run["options"].get("strategy", "regional"))
 
 
 def _seconds_an_image(record: Record) -> float:
