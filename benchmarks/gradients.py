@@ -5,7 +5,8 @@
 
 The step is the lab's: crops of the data set, the kernels, on a GPU a CUDA graph, compiled if that
 is asked for. Exact is plain PyTorch in float64 on the same batch. The network is as its run begins,
-and as it was trained. NET is a run's folder or trained weights.
+of several as one each with a seed of its own, and as it was trained. NET is a run's folder or
+trained weights.
 
 In per cent of a gradient's length, the root of its mean square over batches: `error`, how far it is
 off; `steady`, the part of that which is the same in every batch and so does not average out, 0
@@ -23,7 +24,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from mssar.lab.engine.evaluate import Trained, trained
 from mssar.lab.engine.execution import PRECISIONS, Execution, choose_device, settings
 from mssar.lab.engine.feed import ArraysFeed, Resident, arrays_feed
 from mssar.lab.engine.pace import own_lane
+from mssar.lab.engine.stack import obstacle
 from mssar.lab.engine.stacked import StackLearner
 from mssar.lab.engine.step import Learner, drops
 from mssar.lab.engine.world import World
@@ -109,14 +111,14 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor, smoothing: float = 0.0) ->
 
 
 class Way:
-    """Networks alike, each with batches of its own, trained as one if there are several. At a rate
-    of 0 they stay as they are."""
+    """Networks of one kind, each with batches of its own, trained as one if there are several. At
+    a rate of 0 they stay as they are."""
 
     def __init__(
-        self, model: nn.Module, feeds: list[ArraysFeed], chosen: Trained, how: Execution
+        self, models: list[nn.Module], feeds: list[ArraysFeed], chosen: Trained, how: Execution
     ) -> None:
         recipe, self.count = chosen.run.recipe, len(feeds)
-        copies = [copy.deepcopy(model) for _ in feeds]
+        copies = [copy.deepcopy(model) for model in models]
         self.learner: Learner
         if self.count == 1:
             self.learner = Learner(copies[0], feeds[0], recipe, how, World())
@@ -137,31 +139,31 @@ class Way:
 
 
 def compared(
-    model: nn.Module,
+    models: list[nn.Module],
     chosen: Trained,
     data: Arrays,
     resident: dict[object, Resident],
     how: Execution,
-    stack: int,
     steps: int,
 ) -> dict[str, dict[str, float]]:
     """Of all parameters, and of the layers' alone, over so many batches a network."""
-    recipe, device = chosen.run.recipe, how.device
+    recipe, device, stack = chosen.run.recipe, how.device, len(models)
 
     def feed(seed: int) -> ArraysFeed:
         return arrays_feed(data, resident, recipe, seed, device, World())
 
-    way = Way(model, [feed(seed) for seed in range(stack)], chosen, how)
-    truth = exact(model).to(device)
+    way = Way(models, [feed(seed) for seed in range(stack)], chosen, how)
+    truths = [exact(model).to(device) for model in models]
     batches = [feed(seed) for seed in range(stack)]
     for one in batches:
         one.begin(0, 0)
-    kind = chosen.run.recalibration
-    groups = {"all": "", **({kind: LAYERS} if kind != "none" else {})}
+    groups = {"all": ""}
+    if any(LAYERS in name for name, _ in models[0].named_parameters()):
+        groups[chosen.run.recalibration] = LAYERS
     sums = {group: Sums() for group in groups}
     for step in range(steps):
         counter = torch.tensor(step, device=device)
-        for one, found in zip(batches, way.step(step), strict=True):
+        for one, truth, found in zip(batches, truths, way.step(step), strict=True):
             wanted = gradients(truth, *one.take(counter, one.sizes[step]), recipe.smoothing)
             for group, part in groups.items():
                 names = [name for name in wanted if part in name]
@@ -177,15 +179,21 @@ def measured(
 ) -> Iterator[dict[str, Any]]:
     """A line for every state, way and group of parameters."""
     resident: dict[object, Resident] = {}
-    seed = chosen.run.seed
-    states = {"begun": chosen.run.build(chosen.classes), "trained": chosen.model}
+    seed, most = chosen.run.seed, max(wanted.stacks)
+    states = {
+        "begun": [replace(chosen.run, seed=seed + i).begun(chosen.classes) for i in range(most)],
+        "trained": [chosen.model] * most,
+    }
     ways = product(STATES, wanted.precisions, wanted.stacks, wanted.modes)
     for state, precision, stack, mode in ways:
         how = Execution(device, precision, compile=mode == "compile")
         lane = own_lane(how)  # a graph is not captured on the default stream
         with settings(how), torch.cuda.stream(lane) if lane else nullcontext():
-            model = states[state].to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            found = compared(model, chosen, data, resident, how, stack, wanted.steps)
+            models = [
+                model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                for model in states[state][:stack]
+            ]
+            found = compared(models, chosen, data, resident, how, wanted.steps)
         for group, shares in found.items():
             told = {"net": net, "seed": seed, "state": state, "precision": precision}
             told |= {"stack": stack, "mode": mode, "group": group, "batches": stack * wanted.steps}
@@ -238,6 +246,8 @@ def main(argv: Sequence[str]) -> int:
             parser.error(f"{net} was trained on photographs; this is for small images")
         if drops(chosen.model):
             parser.error(f"{net} drops at random, and so has no gradient to compare with")
+        if max(wanted.stacks) > 1 and (reason := obstacle([chosen.model])):
+            parser.error(f"{net} cannot be trained as one with others: {reason}; pass --stacks 1")
         data = chosen.run.normalised(data)
         assert isinstance(data, Arrays)
         whole = len(data.train) // chosen.run.recipe.batch
@@ -246,11 +256,9 @@ def main(argv: Sequence[str]) -> int:
         print(heading(f"{net}: gradients against float64's, in % of their length", device))
         heads = f"{'error':>10}{'steady':>10}{'most':>10}{'length':>11}"
         print(f"{'':8}{'':>6}{'×':>4}  {'':9}{'':8}{'n':>6}{heads}", flush=True)
-        lines = []
         for line in measured(net, chosen, data, wanted, device):
             print(row(line), flush=True)
-            lines.append(line)
-        append(wanted.json, device, lines)
+            append(wanted.json, device, [line])
     return 0
 
 

@@ -243,7 +243,9 @@ def test_numbers_that_are_none_are_no_weights(tmp_path):
     assert "not finite" in refusal(mssar.from_pretrained, tmp_path / "net")
     torch.save(state, tmp_path / "a.pt")
     good = mssar.create_model("resnet8", "mssar")
-    assert "not finite" in refusal(initial.fit, good, initial.read(tmp_path / "a.pt"), "a.pt")
+    assert "not finite" in refusal(
+        initial.fit, good, initial.read(tmp_path / "a.pt").tensors, "a.pt"
+    )
 
 
 def test_an_infinite_mask_of_a_network_stays_allowed():

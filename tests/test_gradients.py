@@ -1,7 +1,9 @@
 """The benchmark of gradients: what it counts, against sums by hand."""
 
+import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,6 +82,20 @@ def test_the_most_that_may_be_steady_is_rarely_too_little(bench, batches):
     assert sum(within) > {2: 40, 5: 54, 40: 57}[batches]
 
 
+def test_what_may_be_steady_counts_how_much_batches_differ(bench):
+    """An error whose direction is always the same, and whose length is not."""
+    always, within = drawn(1, 50, seed=1000)[0], 0
+    always *= 0.02 / always.norm()
+    exact = drawn(40, 50)
+    exact /= exact.norm(dim=1, keepdim=True)
+    for seed in range(100):
+        sums = bench.Sums()
+        for g, size in zip(exact, 1 + 2 * drawn(40, 1, seed + 1), strict=True):
+            sums.add(g + size * always, g)
+        within += sums.shares()["steady_most"] >= 0.02
+    assert within > 92
+
+
 def test_a_gradient_that_is_too_short_is_found_to_be(bench):
     sums = bench.Sums()
     for g in drawn(9, 50):
@@ -94,13 +110,18 @@ def network(kind: str) -> Trained:
     return Trained(run, None, run.build(4))
 
 
-@pytest.mark.parametrize("kind", ["none", "mssar"])
+def begun(chosen: Trained, count: int) -> list[nn.Module]:
+    """As runs begin, each with a seed of its own."""
+    return [replace(chosen.run, seed=chosen.run.seed + i).build(4) for i in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["none", "mssar", "simam"])
 @pytest.mark.parametrize("stack", [1, 3])
 def test_float32_is_nearly_exact_alone_and_in_stacks(bench, kind, stack):
-    """Each network's gradients are compared with those of its own batch."""
+    """Each network's gradients are compared with its own, of its own batch."""
     chosen, how = network(kind), Execution(CPU)
-    found = bench.compared(chosen.model, chosen, arrays(), {}, how, stack, 2)
-    assert list(found) == ["all"] + ["mssar"] * (kind == "mssar")
+    found = bench.compared(begun(chosen, stack), chosen, arrays(), {}, how, 2)
+    assert list(found) == ["all"] + ["mssar"] * (kind == "mssar")  # SimAM has no parameters
     for shares in found.values():
         assert 0 < shares["error"] < 1e-4
         assert abs(shares["length"]) < 1e-4
@@ -120,13 +141,13 @@ def test_what_is_exact_is_plain_pytorch_in_training(bench):
 def test_smoothed_labels_are_smoothed_in_both(bench, stack):
     run = tiny(3, "none", smoothing=0.1)
     chosen = Trained(run, None, run.build(4))
-    found = bench.compared(chosen.model, chosen, arrays(), {}, Execution(CPU), stack, 2)
+    found = bench.compared(begun(chosen, stack), chosen, arrays(), {}, Execution(CPU), 2)
     assert found["all"]["error"] < 1e-4
 
 
 def test_a_coarser_precision_is_further_off(bench):
     chosen = network("mssar")
-    found = bench.compared(chosen.model, chosen, arrays(), {}, Execution(CPU, "bf16"), 1, 2)
+    found = bench.compared([chosen.model], chosen, arrays(), {}, Execution(CPU, "bf16"), 2)
     assert 0.003 < found["all"]["error"] < 0.5
     assert 0.003 < found["mssar"]["error"] < 0.5
 
@@ -144,7 +165,7 @@ def test_a_wrong_gradient_is_noticed(bench, monkeypatch):
             }
 
     monkeypatch.setattr(bench.Way, "step", wrong)
-    found = bench.compared(chosen.model, chosen, arrays(), {}, how, 1, 2)
+    found = bench.compared([chosen.model], chosen, arrays(), {}, how, 2)
     assert 0.3 < found["mssar"]["length"] <= 0.5
     assert 0 < found["all"]["length"] < found["mssar"]["length"]
 
@@ -167,9 +188,21 @@ def test_a_table_is_printed_and_kept(bench, monkeypatch, tmp_path, capsys):
         for group in ("all", "mssar")
     ]
     assert len(capsys.readouterr().out.splitlines()) == 2 + len(lines)
-    begun = bench.compared(chosen.run.build(4), chosen, arrays(), {}, Execution(CPU), 1, 2)
-    assert {name: lines[0][name] for name in begun["all"]} == pytest.approx(begun["all"], rel=0.05)
+    alone = bench.compared(begun(chosen, 1), chosen, arrays(), {}, Execution(CPU), 2)
+    assert {name: lines[0][name] for name in alone["all"]} == pytest.approx(alone["all"], rel=0.05)
     assert all(torch.equal(t, before[name]) for name, t in chosen.model.state_dict().items())
+
+
+def test_networks_that_are_mixed_up_in_a_stack_are_noticed(bench, monkeypatch):
+    chosen, how = network("mssar"), Execution(CPU)
+
+    class Mixed(bench.StackLearner):
+        def __init__(self, models, *rest):
+            super().__init__([copy.deepcopy(models[0]) for _ in models], *rest)
+
+    monkeypatch.setattr(bench, "StackLearner", Mixed)
+    found = bench.compared(begun(chosen, 2), chosen, arrays(), {}, how, 2)
+    assert found["all"]["error"] > 0.1
 
 
 @pytest.mark.parametrize(
@@ -198,3 +231,14 @@ def test_what_drops_at_random_is_refused(bench, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         bench.main(["NET", "--steps", "2"])
     assert "NET drops at random, and so has no gradient to compare with" in capsys.readouterr().err
+
+
+def test_what_cannot_be_stacked_is_refused_before_anything_is_measured(bench, monkeypatch, capsys):
+    chosen = network("none")
+    chosen.model.more = nn.Bilinear(2, 2, 2)
+    monkeypatch.setattr(bench, "trained", lambda _: chosen)
+    monkeypatch.setattr(bench, "load", lambda *_: arrays())
+    with pytest.raises(SystemExit):
+        bench.main(["NET", "--steps", "2"])
+    said = "NET cannot be trained as one with others: more is a Bilinear; pass --stacks 1"
+    assert said in capsys.readouterr().err

@@ -224,7 +224,7 @@ def test_a_folder_is_read(tmp_path):
     run = tiny(3, "mssar", epochs=1, drops=())
     trained(run, DATA, tmp_path)
     found = maps.explained(tmp_path, DATA, 2, over=4)
-    assert (found.label, found.dataset) == ("resnet8 mssar, seed 3", "tiny")
+    assert (found.label, found.dataset) == ("resnet8 mssar recipe=tiny, seed 3", "tiny")
 
 
 def test_weights_that_are_all_the_same_are_still_told():

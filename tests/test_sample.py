@@ -16,9 +16,11 @@ from mssar.lab.data.cifar import LAYOUTS
 from mssar.lab.data.dataset import Split
 from mssar.lab.engine.evaluate import trained
 from mssar.lab.engine.feed import Normalise
+from mssar.lab.recipes import varied
 from mssar.lab.report import build
 from mssar.lab.report.collect import Collection, collect
 from mssar.lab.report.content import Explained
+from mssar.lab.report.maps import explained
 from mssar.lab.report.phrases import wording
 from mssar.networks.weights import PRETRAINED
 
@@ -155,6 +157,29 @@ def test_only_a_page_with_their_record_shows_them_but_the_demo_always_does():
     ]
     assert [one.dataset for one in shown(Collection(), build.demo)] == ["cifar10", "cifar100"]
     assert not build.demo(Collection(), None).explained
+
+
+def test_a_run_by_another_recipe_does_not_stand_for_them():
+    found = collect([RECORDS])
+    mine = ("resnet20", "mssar", "cifar100", 0)
+    (other,) = (
+        r
+        for r in found.records
+        if (*(r.run[x] for x in ("network", "recalibration", "dataset")), r.run["seed"]) == mine
+        and r.run["recipe"]["weight_decay"] == 5e-4
+    )
+    here = replace(found, folders={other.id: Path("runs/decay")})
+    seen = [path.stem for path, _ in build._worth_seeing(here, "reproduction")]
+    assert "decay" in seen
+    assert "resnet20-mssar-cifar100" in seen
+
+
+def test_a_recipe_that_is_not_the_usual_one_is_in_the_name():
+    chosen = trained(Path("resnet20-mssar-cifar100"))
+    run = replace(chosen.run, recipe=varied(chosen.run.recipe, weight_decay=5e-4))
+    images = chosen.noted(sample.load("cifar100"))
+    made = explained(replace(chosen, run=run), images, 1, over=1)
+    assert made.label == "resnet20 mssar weight_decay=0.0005, seed 0"
 
 
 def test_a_run_that_is_here_is_not_shown_twice():

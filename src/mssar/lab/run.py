@@ -31,7 +31,6 @@ from mssar.lab.recipes import (
     Recipe,
     recipe_from_dict,
 )
-from mssar.networks import weights
 from mssar.networks.recalibration import RECALIBRATIONS
 from mssar.networks.registry import architecture
 from mssar.options import defaults
@@ -62,19 +61,21 @@ class Initial:
             raise ValueError(f"there is no file {path} with weights to begin with")
         return cls(path.name, initial.digest(path), path)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """They themselves, if they are still what they were."""
+    def read(self) -> tuple[dict[str, Tensor], str]:
+        """They themselves, if they are still what they were; and what they are called."""
         if self.path is None and not foreign.is_foreign(self.file):
             raise ValueError(f"this run begins with {self.file}: name that file with --weights")
-        found = (
-            foreign.pretrained(self.source or self.file)
-            if self.path is None
-            else initial.read(self.path)
-        )
-        now = initial.digest_of(found) if self.path is None else initial.digest(self.path)
+        if self.path is None:
+            found, called = foreign.pretrained(self.source or self.file), self.file
+            now = initial.digest_of(found)
+        else:
+            read = initial.read(self.path)
+            found = read.tensors
+            called = f"{self.path} ({read.holds})" if read.holds else str(self.path)
+            now = initial.digest(self.path)
         if now != self.sha256:
             raise ValueError(f"{self.path or self.file} is not what it was: its SHA-256 is {now}")
-        return found
+        return found, called
 
 
 @dataclass(frozen=True)
@@ -150,14 +151,8 @@ class Run:
         """The network that the run begins with: its initial weights are in it, if it has any."""
         begin: dict[str, Any] = {}
         if self.weights is not None:
-            source = str(self.weights.path or self.weights.file)
-            begin = {"tensors": self.weights.tensors(), "source": source}
-        try:
-            made = self._built(num_classes, **begin)
-        except ValueError as error:
-            if held := self._held():
-                raise ValueError(f"{error}: {held}") from None
-            raise
+            begin["tensors"], begin["source"] = self.weights.read()
+        made = self._built(num_classes, **begin)
         for name, tensor in made.state_dict().items():
             if tensor.device.type != "meta" and not tensor.isfinite().all():
                 raise ValueError(
@@ -165,16 +160,6 @@ class Run:
                     "the lab may be; a buffer that is not persistent may"
                 )
         return made
-
-    def _held(self) -> str:
-        """That its initial weights are another network's, if their file says so."""
-        path = None if self.weights is None else self.weights.path
-        if path is None or path.suffix.lower() in weights.PICKLES:
-            return ""
-        note = weights.read(path).note
-        if note is None or note["network"] == self.network:
-            return ""
-        return f"it holds {note['network']} with {note['recalibration']!r}, not {self.network}"
 
     def _built(self, num_classes: int, **begin: Any) -> nn.Module:
         with GENERATOR, torch.random.fork_rng(devices=[]):

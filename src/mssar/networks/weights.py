@@ -45,6 +45,13 @@ class Weights:
         return len(head) if head is not None and head.ndim == 2 else None
 
     @property
+    def holds(self) -> str:
+        """The network that it is of, if the file says so."""
+        if self.note is None:
+            return ""
+        return f"{self.note['network']} with {self.note['recalibration']!r}"
+
+    @property
     def recalibration(self) -> str | None:
         """What the network has, if the file says so."""
         return None if self.note is None else self.note["recalibration"]
@@ -55,15 +62,16 @@ class Weights:
         """The options to build the network with: the file's, if it is what was asked for."""
         if self.note is None:
             return dict(options)
-        there = f"{self.note['network']} with {self.note['recalibration']!r}"
         if (self.note["network"], self.note["recalibration"]) != (network, recalibration):
-            raise ValueError(f"{self.path} holds {there}, not {network} with {recalibration!r}")
+            raise ValueError(
+                f"{self.path} holds {self.holds}, not {network} with {recalibration!r}"
+            )
         own = {k: tuple(v) if isinstance(v, list) else v for k, v in self.note["options"].items()}
         for name, value in options.items():
             given = tuple(value) if isinstance(value, list) else value
             if name in own and own[name] != given:
                 raise ValueError(
-                    f"{self.path} holds {there} and {name}={own[name]}, not {name}={value}"
+                    f"{self.path} holds {self.holds} and {name}={own[name]}, not {name}={value}"
                 )
         return own | dict(options)
 

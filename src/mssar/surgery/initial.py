@@ -27,10 +27,10 @@ PIECE = 1 << 20  # bytes that are looked at at once
 FEW = 3
 
 
-def read(path: Path) -> dict[str, Tensor]:
+def read(path: Path) -> weights.Weights:
     """The state dict of a file. Nothing in it is ever executed."""
     if path.suffix.lower() not in weights.PICKLES:
-        return weights.read(path).tensors
+        return weights.read(path)
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
@@ -44,7 +44,7 @@ def read(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # of a zip, a pickle, a disk
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path} is no file of torch.save ({reason:.100})") from None
-    return _state(found, path)
+    return weights.Weights(path, _state(found, path), None)
 
 
 def _require_stored(path: Path) -> None:

@@ -61,7 +61,7 @@ def take(case: Case, name: str, data: bytes, made: Made) -> dict[str, Tensor]:
     file = case.folder / name
     file.write_bytes(data)
     case.names = (str(file),)
-    found = initial.read(file)
+    found = initial.read(file).tensors
     initial.digest_of(found)
     initial.fit(made.model, found, str(file))
     for key, tensor in made.model.state_dict().items():

@@ -20,7 +20,7 @@ from mssar.lab.report.comparison import comparisons
 from mssar.lab.report.content import Comparison, Difference, Explained, Page, Table
 from mssar.lab.report.differences import differences
 from mssar.lab.report.findings import at_once, claims, compared, comparison, coverage
-from mssar.lab.report.groups import Group, grouped, provenance
+from mssar.lab.report.groups import Group, grouped, named, provenance
 from mssar.lab.report.maps import explained
 from mssar.networks.registry import NETWORKS
 from mssar.networks.weights import PRETRAINED, read
@@ -191,11 +191,11 @@ def _worth_seeing(found: Collection, kind: str) -> list[tuple[Path, str]]:
     runs = list(chosen.values())[:SEEN]
     if kind == "demo":
         return [*((path, path.stem) for path in _own_weights()[:SEEN]), *runs]
-    whose = {record.id: (*_key(record), record.run["seed"]) for record in found.records}
+    whose = {record.id: (named(record.run), record.run["seed"]) for record in found.records}
     here = {whose[name] for _, name in runs}  # they bear these names on the page
     notes = ((path, read(path).note or {}) for path in _own_weights())
-    named = ((path, note.get("record", "")) for path, note in notes)
-    ours = [(path, name) for path, name in named if name in whose and whose[name] not in here]
+    packed = ((path, note.get("record", "")) for path, note in notes)
+    ours = [(path, name) for path, name in packed if name in whose and whose[name] not in here]
     return [*runs, *ours]
 
 

@@ -26,6 +26,7 @@ from mssar.lab.engine.evaluate import Trained, trained
 from mssar.lab.engine.feed import Normalise
 from mssar.lab.recipes import Photographs, Recipe
 from mssar.lab.report.content import Block, Explained, Grid, Histogram, Seen
+from mssar.lab.report.groups import named
 
 if TYPE_CHECKING:
     from jaxtyping import Float, UInt8
@@ -82,7 +83,7 @@ def explained(
     )
     guesses = seen.logits.argmax(1).tolist()
     return Explained(
-        label=f"{chosen.run.label}, seed {chosen.run.seed}",
+        label=f"{named(chosen.run.as_dict()).label}, seed {chosen.run.seed}",
         dataset=data.name,
         depth=len(seen.blocks),
         blocks=blocks,
