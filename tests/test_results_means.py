@@ -206,7 +206,7 @@ def test_what_is_said_of_chance_follows_from_the_records():
     assert "in ResNet-56 (0.0002 and 0.0008). MS-SAR" in page
     assert f"in ResNet-56 on CIFAR-100, p = {small[2]}, and in the mean on CIFAR-10, " in page
     assert f"{found['mean', 'cifar10', 'ours none']:.4f}, just miss that" in page
-    assert f"which is less certain (p = {found['resnet20', 'cifar100', 'ours se']:.3f})" in page
+    assert f"which is less certain (p = {found['resnet20', 'cifar100', 'ours se']:.3f}, and" in page
     narrow = {cell[:2]: p for cell, p in found.items() if cell[2] == "ours narrow"}
     assert f"beyond chance in ResNet-20 (p = {narrow['resnet20', 'cifar10']:.3f}; by the" in page
     assert f"only just not in ResNet-56 (p = {narrow['resnet56', 'cifar10']:.4f})" in page

@@ -24,7 +24,7 @@ def test_the_number_of_comparisons_counts_recipes_and_windows():
     pairs += [(more, se), (both, more), (both, ours), (ours, windows), (windows, none)]
     pairs += [(precise(), none), (compiled(True), compiled(False))]
     level = 0.05 / (45 + len(pairs))
-    said = f"With the {len(pairs)} comparisons of [other recipes and rounding]"
+    said = f"With the {len(pairs)} comparisons that we had meant to make of [other recipes and"
     assert said in page
     assert f"there are {45 + len(pairs)} (p below {level:.2g}), and of those above" in page
     assert min(claim("", *pair, None).p for pair in pairs) > level
@@ -76,7 +76,7 @@ def test_what_is_said_of_other_recipes_follows_from_the_records():
     assert [one.verdict for one in made] == ["holds", "none", "none"]
     told = [plus_minus(one.gain, one.margin).replace("-", "−") for one in made]
     mean = fmean(r.error for r in others[0])
-    assert f"by {told[0]} points (p = {made[0].p:.2f}, one of four such comparisons;" in page
+    assert f"by {told[0]} points (p = {made[0].p:.2f}, one of five such comparisons;" in page
     far = fmean(r.error for r in none) - 31.87
     said = f"to {mean:.2f} %, which leaves {mean - 31.87:.1f} of the {far:.1f} points to the"
     assert said in page

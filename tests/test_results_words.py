@@ -63,16 +63,13 @@ def test_what_is_said_of_the_tables_follows_from_the_records():
 
     six = recorded("resnet56", "none", "cifar100") + recorded("resnet56", "mssar", "cifar100")
     assert {(r.execution["together"], r.execution["stacked"]) for r in six} == {(6, 3)}
-    for kind in (
-        "none",
-        "mssar",
-    ):  # seed 0: "the lowest error of the three", "second lowest of four"
-        for place, dataset in ((0, "cifar100"), (1, "cifar10")):
-            found = sorted(recorded("resnet56", kind, dataset), key=lambda r: r.error)
-            assert (found[place].run["seed"], len(found)) == (0, 3 + place)
-        last = 1 if kind == "none" else 2  # "the second without and the highest with MS-SAR"
-        found = sorted(recorded("resnet20", kind, "cifar10"), key=lambda r: r.error)
-        assert (found[last].run["seed"], len(found)) == (0, 3)
+    for kind, (place, dataset) in product(KINDS, ((0, "cifar100"), (1, "cifar10"))):
+        found = sorted(recorded("resnet56", kind, dataset), key=lambda r: r.error)
+        assert (found[place].run["seed"], len(found)) == (0, 3 + place)
+    weights = (ROOT / "docs" / "networks.md").read_text()
+    assert (
+        "in ResNet-56 the lowest of three on CIFAR-100 and the second lowest of four on" in weights
+    )
     eight = [r for kind in ("none", "mssar") for r in recorded("resnet56", kind, "cifar10")]
     assert {(r.execution["together"], r.execution["stacked"]) for r in eight} == {(8, 4)}
 
