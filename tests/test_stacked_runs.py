@@ -1,6 +1,7 @@
 """Runs that are trained as one: each ends where it would by itself, but for rounding."""
 
-from collections import deque
+import shutil
+from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import checkpoint, fleet
 from mssar.lab.engine.execution import Execution
 from mssar.lab.engine.stacked import StackLearner
+from mssar.lab.engine.step import Learner
 from mssar.lab.engine.world import World
 from mssar.lab.run import Run
 
@@ -198,7 +200,7 @@ def test_a_loss_that_is_not_finite_takes_a_stack_apart(tmp_path, monkeypatch, an
     monkeypatch.setattr(StackLearner, "begin", spoilt)
     outcome = sail(chosen, tmp_path, log, width=3, stack=3, anew=anew)
     assert outcome.failures == []  # the fault was not the run's own
-    (said,) = (m for m in log.messages if "from their last checkpoints, each by itself" in m)
+    (said,) = (m for m in log.messages if "from their last checkpoints on, each by itself" in m)
     assert said.endswith("since of one or more of them the loss is nan in epoch 2, step 1")
     assert "seed" not in said
     assert [record.interruptions for record in outcome.records] == [1, 1, 1]
@@ -206,6 +208,41 @@ def test_a_loss_that_is_not_finite_takes_a_stack_apart(tmp_path, monkeypatch, an
     for run in chosen:
         last = checkpoint.progress(checkpoint.checkpoints(tmp_path / run.name)[-1])
         assert last.epoch == 2
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_a_folder_that_is_lost_costs_the_others_of_a_stack_nothing(tmp_path, monkeypatch, broken):
+    """Its second epoch cannot be kept; theirs is, also of those whose turn comes after it."""
+    chosen = [tiny(seed, epochs=3) for seed in (0, 1, 2)]
+    lost, step, alone = tmp_path / chosen[broken].name, Learner.step, Counter[int]()
+
+    def counted(self: Learner, number: int) -> None:
+        alone[self.epoch] += type(self) is Learner
+        step(self, number)
+
+    monkeypatch.setattr(Learner, "step", counted)
+
+    class Losing(Log):
+        def passed(self, run, epoch, left):
+            super().passed(run, epoch, left)
+            if epoch.epoch == 1 and run == chosen[2]:  # the last of them
+                shutil.rmtree(lost)
+                lost.write_text("no folder")
+
+    log = Losing()
+    outcome = sail(chosen, tmp_path, log, width=3, stack=3)
+    (failed,) = outcome.failures
+    assert f"seed {broken}" in failed
+    (said,) = (m for m in log.messages if "each by itself" in m)
+    assert said.startswith("resnet8 none: 3 runs that were trained as one are tried from")
+    assert said.endswith("Not a directory")
+    others = [run for run in chosen if run != chosen[broken]]
+    assert [record.run["seed"] for record in outcome.records] == [run.seed for run in others]
+    assert [record.interruptions for record in outcome.records] == [1, 1]
+    assert alone == {0: 0, 1: 0, 2: 6}  # no step of the second epoch was taken again
+    for run in others:
+        trained(run, two()["tiny"], tmp_path / "whole" / run.name)
+        assert_near(learnt(tmp_path / run.name), learnt(tmp_path / "whole" / run.name))
 
 
 def test_what_has_no_room_as_one_is_trained_one_by_one(tmp_path, monkeypatch):

@@ -323,9 +323,11 @@ class _Fleet:
         if isinstance(error, failure.DivergedError):
             # What is not finite in one network is soon in all: nobody knows whose it was.
             why = f"of one or more of them {error.what}"
+        elif isinstance(error, OSError):
+            why = f"{error.filename}: {error.strerror}"
         self.observer.said(
-            f"{runs[0].label}: {len(runs)} runs that were trained as one go on from their last "
-            f"checkpoints, each by itself, since {why}"
+            f"{runs[0].label}: {len(runs)} runs that were trained as one are tried from their last "
+            f"checkpoints on, each by itself, since {why}"
         )
 
     def _turn(self, entry: _Entry) -> bool:

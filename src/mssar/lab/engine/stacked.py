@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.engine.clock import Typical
 from mssar.lab.engine.examine import Examiner, Score, scored, tally
 from mssar.lab.engine.execution import Execution
+from mssar.lab.engine.failure import DivergedError
 from mssar.lab.engine.feed import ArraysFeed
 from mssar.lab.engine.pace import Company
 from mssar.lab.engine.stack import Stack
@@ -264,7 +265,14 @@ class StackedTrainings:
                 raise trouble
 
     def work(self) -> Iterator[None]:
-        """Until all have ended."""
+        """Until all have ended. If the folder of one cannot be written, the others are kept."""
+        try:
+            yield from self._work()
+        except OSError:
+            self._keep()
+            raise
+
+    def _work(self) -> Iterator[None]:
         first, *others = [training.work() for training in self.trainings]
         for _ in first:
             for training, work in zip(self.trainings[1:], others, strict=True):
@@ -274,6 +282,15 @@ class StackedTrainings:
         for work in others:
             for _ in work:
                 pass
+
+    def _keep(self) -> None:
+        """Whoever has counted all steps that the networks have taken."""
+        member = self.leader.learner
+        assert isinstance(member, Member)
+        for training in self.trainings:
+            if not training.saved and training.progress.step == member.all.done:
+                with suppress(OSError, DivergedError):
+                    training.save()
 
     def close(self) -> None:
         for training in self.trainings:
