@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 
 from mssar.lab import cli, data, records
 from mssar.lab.commands import demo as demo_command
+from mssar.lab.engine import runner
 from mssar.lab.recipes import DEMO, varied
 from mssar.lab.report import build, page
 from mssar.lab.report.collect import collect
+from mssar.lab.report.phrases import wording
 from mssar.lab.report.serve import Server, Source
 
 
@@ -126,7 +128,8 @@ def test_the_demo_leaves_a_page(monkeypatch):
         assert len(seen["images"]) == 10
         assert f"resnet56-mssar-{dataset}" in seen["note"]
     own = (one, other)
-    assert labels[2:] == ["resnet8 mssar, seed 0", "resnet8 se, seed 0"]
+    here = [f"resnet8 {kind} epochs=1 drops=, seed 0" for kind in ("mssar", "se")]
+    assert labels[2:] == here
     assert all("real" not in seen["note"] for seen in own)
     assert len(page["curves"]) == 3
     timed = [(t["what"], t["recalibration"]) for t in page["times"]]
@@ -136,6 +139,29 @@ def test_the_demo_leaves_a_page(monkeypatch):
     before = Path("runs/demo/timings.jsonl").read_text()
     assert invoke("demo").exit_code == 0
     assert Path("runs/demo/timings.jsonl").read_text() == before  # measured once
+
+
+def test_the_demo_shows_the_real_effect_before_it_trains(monkeypatch):
+    """On the console and as a page; one that is there already stays."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "carry_out", interrupted)
+    result = invoke("demo")
+    said = wording()["demo"]["headline"]
+    assert said in " ".join(result.stderr.split("\n"))
+    page = page_of("runs/demo/report.html")
+    assert page["findings"] == [said]
+    assert [(one["dataset"], one["claim"]["against"]) for one in page["differences"]] == [
+        *(("cifar10", "none"), ("cifar10", "se"), ("cifar100", "none"), ("cifar100", "se")),
+    ]
+    assert [seen["dataset"] for seen in page["explained"]] == ["cifar10", "cifar100"]
+    file = Path("runs/demo/report.html")
+    assert '<figure class="differences">' in file.read_text()
+    file.write_text("another")
+    invoke("demo")
+    assert file.read_text() == "another"
 
 
 def test_mistakes_are_answered_in_a_line(capsys, monkeypatch):

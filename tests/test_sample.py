@@ -138,10 +138,9 @@ def test_their_weights_are_as_the_page_says(name):
     assert 0.9 <= ((weights > 0.4) & (weights < 0.6)).float().mean() < 0.99
     over = torch.cat([b.z.flatten(2).std(2, correction=0).flatten() for b in seen.blocks])
     assert 0.005 < over.mean() < 0.03
-    for kind in ("reproduction", "demo"):
-        lead = wording()[kind]["lead"]
-        assert "nine in ten lie between 0.4 and 0.6" in lead
-        assert "a few hundredths" in lead
+    for said in (wording()["reproduction"]["lead"], wording()["demo"]["maps"]["caution"]):
+        assert "nine in ten lie between 0.4 and 0.6" in said
+        assert "a few hundredths" in said
 
 
 def test_only_a_page_with_their_record_shows_them_but_the_demo_always_does():

@@ -41,6 +41,16 @@ def with_threads(number):
     ],
 )
 def test_the_number_that_is_quickest_is_taken(monkeypatch, seconds, chosen):
+    scale = 0.02 if seconds[8] < 90 else 1  # of which all turns are soon done, or above a second
+    found, turns, _ = tried_out(monkeypatch, seconds, scale)
+    assert found == chosen
+    if scale < 1:
+        assert {turns.count(number) for number in (8, 7, 4, 1)} == {threads.TURNS + 1}
+
+
+def tried_out(monkeypatch, seconds, scale, first=0.0):
+    """What is chosen, the threads of every step, and how long it took. A number's first step takes
+    so much more."""
     now, used, turns = 0.0, [1], []
     monkeypatch.setattr(threads.time, "perf_counter", lambda: now)
     monkeypatch.setattr(torch, "get_num_threads", lambda: used[0])
@@ -48,12 +58,26 @@ def test_the_number_that_is_quickest_is_taken(monkeypatch, seconds, chosen):
 
     def step():
         nonlocal now
+        now += seconds[used[0]] * scale + first * (used[0] not in turns)
         turns.append(used[0])
-        now += seconds[used[0]] * (0.1 if seconds[8] < 90 else 1)  # below a second, or above
 
-    assert threads.fastest(step, 8) == chosen
-    if seconds[8] < 90:
-        assert {turns.count(number) for number in (8, 7, 4, 1)} == {threads.TURNS + 1}
+    return threads.fastest(step, 8), turns, now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first", "chosen", "rounds"),
+    [
+        ({8: 0.1, 7: 0.15, 4: 0.2, 1: 0.6}, 0.0, 8, 3),
+        ({8: 0.9, 7: 0.3, 4: 0.5, 1: 0.8}, 0.0, 7, 1),
+        ({8: 0.9, 7: 0.3, 4: 0.5, 1: 0.8}, 4.0, 8, 0),  # that takes so long to begin
+    ],
+)
+def test_slow_steps_are_tried_out_less_often(monkeypatch, seconds, first, chosen, rounds):
+    """A time budget may be short, and a machine busy."""
+    found, turns, took = tried_out(monkeypatch, seconds, 1, first)
+    assert found == chosen
+    assert turns.count(8) == (1 + rounds if rounds else 2)
+    assert took <= threads.PATIENCE + sum(seconds.values()) + first
 
 
 def test_where_there_is_one_nothing_is_tried():

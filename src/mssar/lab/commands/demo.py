@@ -23,9 +23,11 @@ from mssar.lab.timings import WHAT
 if TYPE_CHECKING:
     from mssar.lab.engine.execution import Execution
     from mssar.lab.records import Record
+    from mssar.lab.report.build import Maps
     from mssar.lab.run import Run
 
 FOLDER = opt.RUNS / "demo"
+PAGE = "report.html"
 NETWORK = "resnet8"
 RECALIBRATIONS = ("none", "se", "mssar")
 SECONDS = 2.0  # for each measurement of time
@@ -45,8 +47,9 @@ def demo(
 ) -> None:
     """Train a small network with no recalibration, SE and MS-SAR on pictures made on the spot.
 
-    Each picture holds the same things; where they are decides the class. At the end a page shows
-    what came out. What was interrupted goes on when it is called again.
+    Each picture holds the same things; where they are decides the class. A page shows what the
+    layer does on real pictures, at once, and at the end what came out here. What was interrupted
+    goes on when it is called again.
 
     \b
     mssar demo
@@ -57,6 +60,7 @@ def demo(
     from mssar.lab.run import Run
 
     execution = how.execution()
+    maps = _first(runs)
     asked = [
         Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
         for seed in range(seeds)
@@ -79,7 +83,9 @@ def demo(
         out.print(f"records: {runs / 'records.jsonl'}", highlight=False)
         if not outcome.left:
             _time(asked[: len(RECALIBRATIONS)], execution, runs / "timings.jsonl", anew=restart)
-        _page(runs, show)
+        console().print(f"page:    {_page(runs, maps)}", highlight=False)
+        if show:
+            webbrowser.open((runs / PAGE).resolve().as_uri())
     leave(outcome, "the same command")
 
 
@@ -95,17 +101,28 @@ def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:
     timings.append(path, *found)  # when all is measured: what was interrupted is measured again
 
 
-def _page(runs: Path, show: bool) -> None:
-    """All of it as a page, beside the records."""
+def _first(runs: Path) -> Maps:
+    """What the layer does on real pictures, before anything is trained: in words, and as a page,
+    where there is none."""
+    from mssar.lab.report import build
+    from mssar.lab.report.phrases import wording
+
+    say(wording()["demo"]["headline"])
+    maps = build.Maps(None, say)
+    if not (runs / PAGE).exists():
+        runs.mkdir(parents=True, exist_ok=True)
+        say(f"{_page(runs, maps)} has that as a figure; what is trained here comes at the end")
+    return maps
+
+
+def _page(runs: Path, maps: Maps) -> Path:
+    """All that there is as a page, beside the records."""
     from mssar.lab.report import build
     from mssar.lab.report.collect import collect
 
-    page = runs / "report.html"
-    maps = build.Maps(None, say)
+    page = runs / PAGE
     write(build.demo(collect([runs]), maps), page)
-    console().print(f"page:    {page}", highlight=False)
-    if show:
-        webbrowser.open(page.resolve().as_uri())
+    return page
 
 
 def _honestly(found: list[Record], seeds: int) -> str:

@@ -16,6 +16,7 @@ from statistics import median
 import torch
 
 TURNS = 5  # of every number of threads, of which the median counts
+PATIENCE = 4.0  # seconds of trying, after which fewer turns, or none, must do
 LONG = 1.0  # seconds of a step whose loops are so long that waiting at their ends is little
 NEARLY = 1.05  # of the fastest is as good, with fewer threads
 
@@ -53,12 +54,17 @@ def fastest(step: Callable[[], None], most: int) -> int:
     if len(tried) == 1:
         return most
     times: dict[int, list[float]] = {number: [] for number in tried}
+    end = time.perf_counter() + PATIENCE
     for number in reversed(tried):  # libraries set themselves up, for every number anew
         if _timed(step, number) > LONG and _timed(step, number) > LONG:
+            return most
+        if time.perf_counter() > end:
             return most
     for _ in range(TURNS):
         for number in tried:
             times[number].append(_timed(step, number))
+        if time.perf_counter() > end:
+            break
     rule = {number: median(found) for number, found in times.items()}
     best = min(rule.values())
     return next(number for number in tried if rule[number] <= NEARLY * best)

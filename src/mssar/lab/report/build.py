@@ -18,7 +18,7 @@ from mssar.lab.report import figures, tables
 from mssar.lab.report.collect import Collection
 from mssar.lab.report.comparison import comparisons
 from mssar.lab.report.content import Comparison, Difference, Explained, Page, Table
-from mssar.lab.report.differences import differences
+from mssar.lab.report.differences import differences, on_real_pictures
 from mssar.lab.report.findings import at_once, claims, compared, comparison, coverage
 from mssar.lab.report.groups import Group, grouped, named, provenance
 from mssar.lab.report.maps import explained
@@ -105,7 +105,15 @@ def demo(found: Collection, maps: Maps | None = None, *, live: bool = False) -> 
     groups = grouped(found.records)
     made = tables.own_table("demo", "None, SE and MS-SAR", DEMO_NOTE, groups)
     return _page(
-        found, "demo", "MS-SAR in a minute", comparison(made), [made], groups, maps, live=live
+        found,
+        "demo",
+        "MS-SAR in a minute",
+        comparison(made),
+        [made],
+        groups,
+        maps,
+        drawn=on_real_pictures(),
+        live=live,
     )
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mssar.lab.report.content import Claim, Difference, Row, Table
 from mssar.lab.report.groups import Side, judged, known_mean
+from mssar.lab.report.phrases import wording
 from mssar.lab.report.tables import WEIGHT_DECAY
 
 SE = "mssar scales=1"  # as the table of scales calls it
@@ -31,6 +32,12 @@ def differences(made: Sequence[Table]) -> list[Difference]:
     ]
     means = sorted(_means(found), key=lambda one: datasets.index(one.dataset))
     return [*means, *(one.found for one in found)]
+
+
+def on_real_pictures() -> list[Difference]:
+    """Those of the package's own records that every installation has."""
+    found = (dict(one) for one in wording()["demo"]["real"])
+    return [Difference(one.pop("network"), one.pop("dataset"), Claim(**one), ()) for one in found]
 
 
 class _Compared(NamedTuple):

@@ -167,7 +167,7 @@ def comparison(table: Table) -> list[str]:
         )
     ours = next((row for row in table.rows if row.recalibration == "mssar" and row.claim), None)
     found += [] if ours is None or ours.claim is None else _verdict(ours, ours.claim)
-    return [wording()["demo"]["headline"], *found] if found else []
+    return [wording()["demo"]["headline"], *found]
 
 
 def compared(of: Comparison) -> list[str]:
