@@ -59,19 +59,27 @@ def _means(means: Sequence[Difference], level: float) -> list[str]:
         alike[one.networks, one.dataset].append(one)
     said = []
     for (networks, dataset), some in alike.items():
-        told = " and ".join(_apart_by(one.claim) + _doubt(one.claim, level) for one in some)
+        told = " and ".join(_apart_by(one.claim) for one in some)
         remark = "".join(f"; {one.remark}" for one in some if one.remark)
         said.append(
             f"On {_data(dataset)} the error with MS-SAR is, in the mean of "
             f"{', '.join(networks[:-1])} and {networks[-1]}, {told} (95\u00a0% intervals{remark})."
+            f"{_doubts([one.claim for one in some], level)}"
         )
     return said
 
 
-def _doubt(claim: Claim, level: float) -> str:
-    if claim.verdict == "none":
-        return ", by chance perhaps"
-    return "" if claim.p is None or claim.p < level else ", taken by itself"
+def _doubts(some: Sequence[Claim], level: float) -> str:
+    """What may be chance: by itself, and beside all other comparisons."""
+    alone = [one for one in some if one.verdict == "none"]
+    beside = [one for one in some if one not in alone and one.p is not None and one.p >= level]
+    said = ""
+    for found, where in ((alone, ""), (beside, "beside all other comparisons ")):
+        which = f"the difference to {' and '.join(spelt(one.against) for one in found)}"
+        one = "these differences" if len(some) > 1 else "this difference"
+        told = f"{where}{one if len(found) == len(some) else which} may be chance."
+        said += f" {told[0].upper()}{told[1:]}" if found else ""
+    return said
 
 
 def _apart_by(claim: Claim) -> str:

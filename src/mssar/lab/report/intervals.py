@@ -67,7 +67,7 @@ def drawn(found: Sequence[Difference]) -> Drawn | None:
 
 def _remark(one: Difference) -> str:
     """A mean's stands at its network, further down."""
-    return "see below" if one.networks and one.remark else one.remark
+    return "see text" if one.networks and one.remark else one.remark
 
 
 def _ends(found: Iterable[Difference]) -> Iterator[float]:
