@@ -5,7 +5,17 @@ from collections.abc import Callable
 from itertools import combinations, product
 from statistics import fmean, stdev
 
-from reproduced import NETWORKS, RECORDS, RESULTS, compiled, earlier, everything, precise, recorded
+from reproduced import (
+    NETWORKS,
+    README,
+    RECORDS,
+    RESULTS,
+    compiled,
+    earlier,
+    everything,
+    precise,
+    recorded,
+)
 from test_results import ROOT
 
 from mssar.lab.records import Record
@@ -67,6 +77,7 @@ def test_what_is_said_of_rounding_follows_from_the_records():
     alike = f"{_within(by_seed):.2f}"
     assert alike == f"{stdev(all_of_them):.2f}"
     assert f"differ as much within a seed (a standard deviation of {alike}) as in all." in page
+    assert f"on CIFAR-100 has ± {alike} over {len(every)} trainings)" in README
     first, last = (fmean(some) for some in (by_process[0], by_process[3]))
     second = fmean([*lucky, by_process[0][2]])
     told = f"{first:.2f}, {second:.2f} and {last:.2f} %"
