@@ -1,7 +1,10 @@
 """How long what is left of the experiments will take."""
 
+from dataclasses import replace
+
 import pytest
-from test_experiments import key, plan, record_of, run_of
+from test_experiments import HERE, key, plan, record_of, run_of
+from test_timings import timing
 
 from mssar.lab.recipes import varied
 from mssar.lab.run import Run, usual_recipe
@@ -77,6 +80,30 @@ def test_another_network_is_scaled_by_multiply_adds_and_images():
     photographs = plan("ilsvrc", [small], nets=["resnet18"], seeds=1)
     runs = 3 * 408 * 1810 / 40.8 * 1_281_167 / 50_000 * 100 / 160
     assert photographs.seconds_left == pytest.approx(runs)
+
+
+def test_a_network_without_records_is_told_by_its_steps():
+    small = record_of(run_of("resnet20", seed=5), seconds=408, macs=40_800_000)
+    step = timing(recalibration="none", environment={"hardware": HERE}, median_ms=12.8)
+    others = [
+        replace(step, recalibration="mssar", median_ms=19.2),
+        replace(step, what="inference", median_ms=1.0),
+        replace(step, graph=False, median_ms=90.0),
+        replace(step, size=(3, 224, 224), median_ms=500.0),
+        replace(step, environment={"hardware": "another device"}, median_ms=1.0),
+    ]
+    images = 50_000 * 300
+
+    def told(kind, *timings, records=(small,)):
+        found = plan("table3", records, nets=["densenet100"], seeds=1, timings=timings).cells
+        return next(s.seconds_left for s in found if s.cell.row.recalibration == kind)
+
+    assert told("none", step, *others) == pytest.approx(images * 0.0128 / 64)
+    assert told("mssar", step, *others) == pytest.approx(images * 0.0192 / 64)
+    assert told("mssar", step) == pytest.approx(images * 0.0128 / 64)
+    assert told("none", *others[1:]) == told("none")  # by multiply-adds
+    recorded = record_of(run_of("densenet100", seed=5), seconds=77, macs=252_500_000)
+    assert told("none", step, records=(small, recorded)) == pytest.approx(77)
 
 
 def test_small_images_tell_a_networks_time_by_multiply_adds_only():

@@ -69,6 +69,7 @@ def reproduce(
     mssar reproduce table3 --submit slurm --time-budget 4h --sbatch partition=gpu
     """
     from mssar.lab import records as recorded
+    from mssar.lab import timings
     from mssar.lab.engine.execution import choose_device
     from mssar.lab.engine.provenance import hardware
     from mssar.lab.engine.world import leads
@@ -104,6 +105,7 @@ def reproduce(
             seeds=seeds,
             precision=precision,
             additional=additional,
+            timings=timings.read(records / "timings"),
         )
 
     counts = given if listing else how.precision

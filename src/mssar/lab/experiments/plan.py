@@ -13,8 +13,10 @@ from mssar.lab.experiments.cell import Cell
 from mssar.lab.experiments.paper import ILSVRC2012, TABLE3
 from mssar.lab.records import Record, later
 from mssar.lab.run import Run
+from mssar.lab.timings import Timing
 
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "ilsvrc2012": 1_281_167}  # to train with
+SIDES = {"cifar10": 32, "cifar100": 32, "ilsvrc2012": 224}  # of an image, in pixels
 
 # As published, because counting takes seconds a network. A DenseNet's lack an eighth (its
 # transitions), and what recalibration adds is below a hundredth: near enough for a time.
@@ -76,6 +78,7 @@ def plan_for(
     seeds: int | None = 3,
     precision: str | None = None,
     additional: bool = True,
+    timings: Iterable[Timing] = (),
 ) -> Plan:
     """What is done and left of some experiments.
 
@@ -87,6 +90,7 @@ def plan_for(
         seeds: runs a cell, with seeds from 0; None for as many as the paper's.
         precision: only records of this count; None for any.
         additional: also other readings of the paper's rows.
+        timings: of steps, for networks that have no record; those on other hardware do not count.
 
     On each data set the records of all cells are on the same data and in one precision, so that
     cells can be compared: what most of the runs asked for have, of several the first.
@@ -94,7 +98,7 @@ def plan_for(
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is the number of runs a cell, 1 or more; got {seeds}")
     records = list(records)
-    estimate = Estimate(records, hardware)
+    estimate = Estimate(records, hardware, timings)
     chosen = [
         (name, cell)
         for name, cell in _chosen(list(dict.fromkeys(names)), nets, datasets)
@@ -203,15 +207,19 @@ class Estimate:
     """Seconds of a device that runs will take, by those recorded on the same hardware.
 
     Best are records of the same network with the same recalibration and options, next those of
-    the same network, and else those of any, by their multiply-adds: a rough guess, since small
-    networks do not fill a chip. Windows, which take several times as long, are told by records
-    with windows where there are any. Of several the median counts.
+    the same network, then its steps as timed alone, and else records of any, by their
+    multiply-adds: a rough guess, since small networks do not fill a chip. Windows, which take
+    several times as long, are told by records with windows where there are any. Of several the
+    median counts.
     """
 
-    def __init__(self, records: Iterable[Record], hardware: str) -> None:
+    def __init__(
+        self, records: Iterable[Record], hardware: str, timings: Iterable[Timing] = ()
+    ) -> None:
         self.records = [
             r for r in records if r.environment.get("hardware") == hardware and r.data.get("train")
         ]
+        self.timings = [t for t in timings if t.environment["hardware"] == hardware]
 
     def total(self, runs: Iterable[Run]) -> float | None:
         """Of all of them; None if one is unknown."""
@@ -239,8 +247,17 @@ class Estimate:
         same = same or [r for r in known if alike(r, "network")]
         if same:
             return images * median(map(_seconds_an_image, same))
+        if timed := [t for t in self.timings if _of(t, run)]:
+            with_it = [t for t in timed if t.recalibration == run.recalibration] or timed
+            return images * median(t.median_ms / 1000 / t.batch for t in with_it)
         rates = [_seconds_an_image(r) / r.macs for r in known if r.macs]
         return _work(run) * median(rates) if rates else None
+
+
+def _of(timing: Timing, run: Run) -> bool:
+    """Whether it is of such a run's steps, in a graph as the lab trains, with any layer."""
+    same = (timing.network, timing.what, timing.graph) == (run.network, "training", True)
+    return same and timing.size[1] == SIDES[run.dataset]
 
 
 def _strategy(run: Mapping[str, Any]) -> str:
