@@ -57,6 +57,18 @@ def test_everything_is_trained_once_recorded_timed_and_shown():
     assert rows[1]["ms"] == measured[1].median_ms
 
 
+def test_a_budget_holds_for_timing_too():
+    words = (*QUICK, "--modules", "none,simam", "--seeds", "1")
+    invoke(*words, "--seconds", "0")
+    place = Path("runs/compare/timings.jsonl")
+    late = invoke(*words, "--seconds", "40", "--time-budget", "1m", status=75)
+    assert "too little is left of the time budget to time steps; the same command" in late.stderr
+    assert not place.exists()
+    assert "simam" in late.stdout  # the table is there all the same
+    invoke(*words, "--seconds", "0.01", "--time-budget", "1m")
+    assert [t.recalibration for t in timings.read(place)] == ["none", "simam"]
+
+
 def test_what_is_recorded_beside_is_not_trained_again_and_what_is_left_goes_on(monkeypatch):
     place = Path("kept/compare.jsonl")
     known = combinations(["resnet8"], ["none"], {}, "cifar10", [0], None, {"epochs": 1, "batch": 8})
@@ -111,6 +123,7 @@ def test_options_go_to_those_that_take_them():
             "nothing that is trained here takes --reduction",
         ),
         (("resnet8", "--seconds", "-1"), "--seconds is 0 or more; got -1"),
+        (("resnet8", "--timings", "x.json"), "--timings is a file that ends in .jsonl; got x.json"),
         (("resnet8", "--modules", "none", "--batch", "1"), "batch is 2 or more"),
         (("resnet8", "--seeds", "0"), "Invalid value for '--seeds'"),
     ],

@@ -318,6 +318,31 @@ def test_compiled_kernels_are_kept_beside_the_data_unless_said_otherwise(tmp_pat
     assert os.environ[names[1]] == str(tmp_path / "compiled" / mssar.__version__ / "triton")
 
 
+KEEPING = """
+import os, sys
+from pathlib import Path
+for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+    os.environ.pop(name, None)
+from mssar.lab.engine.execution import keep_compiled
+from mssar.lab.run import Run
+Run("resnet8", "mssar").check()
+import torch._dynamo.package
+keep_compiled(Path(sys.argv[1]))
+import torch
+compiled = torch.compile(lambda x: x.sin() + 1)
+print(float(compiled(torch.zeros(3)).sum()))
+"""
+
+
+def test_what_the_compiler_itself_chose_is_nobodys_choice(tmp_path):
+    """It puts its own folder where a user would, as soon as it is imported."""
+    with program(KEEPING, tmp_path) as process:
+        said, _ = process.communicate(timeout=240)
+    assert said.split() == ["3.0"]
+    kept = tmp_path / "compiled" / mssar.__version__ / "inductor"
+    assert any(path.is_file() for path in kept.rglob("*.py"))
+
+
 def test_bytes_are_normalised_in_their_own_layout():
     data = arrays()
     x = data.train.images[:5].permute(0, 3, 1, 2)

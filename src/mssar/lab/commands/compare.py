@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import webbrowser
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from mssar.lab.commands import parse, sweeps
 from mssar.lab.commands import submission as sub
 from mssar.lab.commands.console import console, print_json, say
 from mssar.lab.commands.groups import grouped, options_of
-from mssar.lab.commands.leave import leave
+from mssar.lab.commands.leave import LEFT_OVER, leave
 from mssar.lab.commands.report import write
 from mssar.lab.commands.train import combinations
 from mssar.lab.recipes import RECIPES
@@ -82,10 +83,12 @@ def compare(
     mssar compare resnet20 --dataset cifar100 --seeds 3 --time-budget 9m
     mssar compare resnet20 --dataset cifar100 --submit local
     """
+    from mssar.lab.engine import clock
     from mssar.lab.engine.world import launched, leads
     from mssar.lab.report import build
     from mssar.lab.report.collect import collect
 
+    begun = clock.begun or time.monotonic()
     if submission.told(runs):
         return
     if not 0 <= seconds < math.inf:
@@ -101,8 +104,9 @@ def compare(
     submission.check()
     how = submission.settled(how)
     how = replace(how, compile=bool(how.compile))  # as what is timed afterwards
-    if records and records.suffix != ".jsonl":
-        raise ValueError(f"--records is a file that ends in .jsonl; got {records}")
+    for option, place in (("--records", records), ("--timings", times)):
+        if place and place.suffix != ".jsonl":
+            raise ValueError(f"{option} is a file that ends in .jsonl; got {place}")
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = parse.seconds(time_budget)
     checksum = submission.checksum(dataset, data_dir)
@@ -124,8 +128,10 @@ def compare(
     if not leads():
         leave(outcome, "the same command")
         return
+    timed = True
     if seconds and not launched() and not outcome.left and not outcome.failures:
-        _time(asked[: len(kinds)], how.execution(), seconds, timed_in)
+        end = math.inf if budget is None else begun + budget - clock.RESERVE
+        timed = _time(asked[: len(kinds)], how.execution(), seconds, timed_in, end)
     places = [*sorted(record_in.parent.glob("*.jsonl")), timed_in, runs]
     found = _wanted(collect(p for p in places if p.exists()), asked, checksum, how.precision)
     if found.records:
@@ -138,6 +144,9 @@ def compare(
         if show:
             webbrowser.open(page.resolve().as_uri())
     leave(outcome, "the same command")
+    if not timed:
+        say("mssar: too little is left of the time budget to time steps; the same command does it")
+        raise typer.Exit(LEFT_OVER)
 
 
 def _wanted(
@@ -160,8 +169,9 @@ def _wanted(
     )
 
 
-def _time(asked: list[Run], how: Execution, seconds: float, path: Path) -> None:
-    """A step of training with each, in turns, unless that was measured here in this way before."""
+def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: float) -> bool:
+    """A step of training with each, in turns, unless that was measured here in this way before;
+    False where there is no time for it until ``end``."""
     from mssar.lab.engine import provenance
     from mssar.lab.engine.timing import measure
 
@@ -183,9 +193,19 @@ def _time(asked: list[Run], how: Execution, seconds: float, path: Path) -> None:
         for run in asked
     ]
     if any(all(key in some for key in wanted) for some in before.values()):
-        return
-    made = measure(asked, "training", how, seconds, say)
+        return True
+
+    def tell(what: str) -> None:  # before each is set up, and before all are measured
+        if time.monotonic() + seconds * len(asked) > end:
+            raise TimeoutError
+        say(what)
+
+    try:
+        made = measure(asked, "training", how, seconds, tell)
+    except TimeoutError:
+        return False
     timings.append(path, *made)  # when all is measured: what was interrupted is measured again
+    return True
 
 
 def _print_table(made: Comparison, record_in: Path, page: Path) -> None:

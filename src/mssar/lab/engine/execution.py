@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -158,6 +159,15 @@ def keep_compiled(place: Path) -> None:
     for variable, name in caches.items():
         folder = place / "compiled" / mssar.__version__ / name
         with suppress(OSError):  # a folder that may not be written: they are kept elsewhere
-            if variable not in os.environ:
+            if _unnamed(os.environ.get(variable)):
                 folder.mkdir(parents=True, exist_ok=True)
                 os.environ[variable] = str(folder)
+
+
+def _unnamed(place: str | None) -> bool:
+    """Whether nobody chose it. A network that is built on "meta" has torch import its compiler,
+    which puts its own default into the variable."""
+    temporary = Path(tempfile.gettempdir())
+    return place is None or (
+        Path(place).parent == temporary and Path(place).name.startswith("torchinductor_")
+    )
