@@ -346,7 +346,7 @@ def comparison() -> Page:
         for place, kind in enumerate(KINDS)
     )
     known = {run: {"seed": run[-1], "command": "mssar compare"} for r in rows for run in r.runs}
-    beside = Comparison("resnet20", "cifar100", "", "Imaginary GPU X1, batch 128, bf16", rows)
+    beside = Comparison("resnet20", "cifar100", "", "Imaginary GPU X1, batch 128, bf16", "", rows)
     return Page(
         kind="comparison",
         title="Recalibrations compared",

@@ -66,6 +66,33 @@ def test_times_are_of_one_set_that_was_measured_in_turns():
     assert {row.ms for row in made.rows} == {None}
 
 
+def test_how_each_was_trained_is_said_where_it_differs():
+    """By what code, compiled or not, and in stacks of how many."""
+    alike = [replace(r, code={"version": "1", "commit": "a" * 40}) for r in recorded()]
+    (made,) = comparisons(grouped(alike), timed())
+    assert made.made == ""
+    assert "Not all were trained alike" not in page.html(build.side_by_side(Collection(alike)))
+    other = {"commit": "b" * 40, "changed": False}
+    mixed = [
+        replace(
+            r,
+            code={**r.code, **(other if r.run["recalibration"] == "mssar" else {})},
+            execution={**r.execution, **({"stacked": 3} if r.run["seed"] == 2 else {})},
+        )
+        for r in alike
+    ]
+    (made,) = comparisons(grouped(mixed), timed())
+    assert made.made == (
+        "none, ECA by `aaaaaaa`, uncompiled and by `aaaaaaa`, uncompiled, 3 as one; "
+        "MS-SAR by `bbbbbbb`, uncompiled and by `bbbbbbb`, uncompiled, 3 as one"
+    )
+    said = page.html(build.side_by_side(Collection(mixed)))
+    assert (
+        "Not all were trained alike, which may change errors by chance: none, ECA by <code>aaa"
+        in said
+    )
+
+
 def test_other_recipes_data_and_networks_are_other_comparisons():
     other = [replace(r, data={**r.data, "checksum": "sha256:1"}, id=f"{r.id}x") for r in recorded()]
     assert len(comparisons(grouped([*recorded(), *other, *recorded(network="resnet56")]), [])) == 3

@@ -304,6 +304,15 @@ def test_a_mistake_is_one_line(unchecked, tmp_path, words, message):
     assert [f.name for f in tmp_path.iterdir()] == ["folder.pt2"]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+def test_what_cannot_be_written_is_said_before_it_is_tried(unchecked, tmp_path):
+    traced = torch.jit.trace(nn.Conv2d(3, 4, 1), torch.randn(1, 3, 12, 12))
+    with pytest.raises(ValueError, match="is a traced network; export the one it was traced fro"):
+        unchecked.export(traced, tmp_path / "a.pt2", (3, 12, 12))
+    with pytest.raises(ValueError, match="export needs a network with numbers; this one is on 'm"):
+        unchecked.export(network(unchecked).to("meta"), tmp_path / "a.pt2", (3, 12, 12))
+
+
 @pytest.mark.parametrize("name", ["a.onnx", "a.pt2"])
 def test_metadata_that_is_no_json_is_a_mistake(unchecked, tmp_path, name):
     with pytest.raises(ValueError, match=r"metadata is written as JSON: .*not JSON serializable"):

@@ -1,6 +1,7 @@
 """Runs that are trained as one: each ends where it would by itself, but for rounding."""
 
 import shutil
+import time
 from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,21 @@ def test_runs_as_one_end_where_they_would_alone(tmp_path):
 
 
 @pytest.mark.usefixtures("timm")
+def test_what_begins_slowly_is_slow_for_all_of_a_stack(tmp_path, monkeypatch):
+    """As compiling, which the first one's first step does for all."""
+    step = StackLearner.step
+
+    def slow(self: StackLearner, number: int) -> None:
+        time.sleep(0.6 * (self.epoch == number == 0))
+        step(self, number)
+
+    monkeypatch.setattr(StackLearner, "step", slow)
+    records = sail([tiny(seed) for seed in (0, 1, 2)], tmp_path, width=3, stack=3).records
+    first = [record.epochs[0].seconds for record in records]
+    assert min(first) > 0.6
+    assert max(first) - min(first) < 0.3
+
+
 def test_runs_with_a_module_of_timms_are_trained_as_one(tmp_path):
     """With norms and their statistics: each one's checkpoint is as if it had been alone."""
     chosen = [tiny(seed, "coord") for seed in (0, 1, 2)]

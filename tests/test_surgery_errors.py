@@ -7,6 +7,7 @@ import torch
 from foreign import build
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.optim.swa_utils import AveragedModel
 
 KNOWN = (
     "it has no block of torchvision's or timm's ResNets.*where names the modules whose maps are "
@@ -113,6 +114,7 @@ def test_what_may_be_quantised_is_not_yet(mssar, torchvision):
         ),
         (torch.compile, "insert into the network before OptimizedModule wraps it"),
         (nn.DataParallel, "insert into the network before DataParallel wraps it"),
+        (AveragedModel, "insert into the network before AveragedModel wraps it"),
         (torch.fx.symbolic_trace, "a ResNet is a traced network; insert into the one it was"),
         (lambda net: torch.jit.trace(net.eval(), torch.randn(1, 3, 32, 32)), "a traced network"),
         (lambda _: nn.Sequential(nn.LazyConv2d(4, 1)), "'0' is not initialised yet"),
@@ -127,6 +129,19 @@ def test_networks_that_are_no_networks_any_more(mssar, resnet, model, words):
     with pytest.raises(ValueError, match=words) as error:
         mssar.insert(made)
     assert "\n" not in str(error.value)
+
+
+def test_what_has_no_numbers_takes_no_time(mssar, torchvision):
+    with torch.device("meta"):
+        model = torchvision.models.resnet18()
+    with pytest.raises(ValueError, match=r"^measure=True needs a network with numbers; this one"):
+        mssar.insert(model, measure=True)
+    assert len(mssar.insert(model).entries) == 8  # nothing was changed before, and it can be
+
+
+def test_a_size_of_another_order_says_so(mssar, torchvision):
+    model = torchvision.models.resnet18(num_classes=2)
+    assert "(size is C, H, W of an image)" in str(mssar.insert(model, size=(32, 32, 3)))
 
 
 def test_what_has_it_by_birth(mssar):

@@ -133,6 +133,12 @@ def _require(
 ) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"export takes a module; got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            f"a {type(model).__name__} is a traced network; export the one it was traced from"
+        )
+    if any(tensor.is_meta for tensor in model.state_dict().values()):
+        raise ValueError("export needs a network with numbers; this one is on 'meta'")
     whole = isinstance(size, tuple | list) and all(isinstance(n, int) and n > 0 for n in size)
     if not whole or len(size) != 3:
         raise ValueError(f"size is C, H, W of one image, such as (3, 32, 32); got {size!r}")

@@ -26,6 +26,9 @@ from mssar.surgery.where import Found, Where, places
 
 Init: TypeAlias = Literal["identity", "random"]
 
+# Where classes come from that have a network in them, and make another or copies of it.
+WRAPPERS = ("torch._dynamo", "torch.nn.parallel", "torch.distributed", "torch.optim.")
+
 
 def insert(
     model: nn.Module,
@@ -68,12 +71,16 @@ def insert(
     _require_kinds(model, optimizer)
     _require_whole(model)
     _require_whose(model, optimizer)
+    if measure and any(tensor.is_meta for _, tensor in tensors(model)):
+        raise ValueError("measure=True needs a network with numbers; this one is on 'meta'")
     if init not in ("identity", "random"):
         raise ValueError(f"init is 'identity' or 'random'; got {init!r}")
     chosen = places(model, where)
     _require_own(model, chosen, init)
     shape = image_size(model) if size is None else require_size(size)
     maps, uncounted = map_sizes(model, chosen, shape)
+    if uncounted and size is not None:
+        uncounted = f"{uncounted} (size is C, H, W of an image)"
     if uncounted and size is None:  # made for other colours than its configuration says
         other = image_size(model, by_stem=True)[0], *shape[1:]
         again, still = map_sizes(model, chosen, other)
@@ -308,7 +315,7 @@ def _require_whole(model: nn.Module) -> None:
         raise ValueError(f"a {kind} is a traced network; insert into the one it was traced from")
     for name, module in model.named_modules():
         origin = type(module).__module__
-        if origin.startswith(("torch._dynamo", "torch.nn.parallel", "torch.distributed")):
+        if origin.startswith(WRAPPERS):
             raise ValueError(f"insert into the network before {type(module).__name__} wraps it")
         # A FloatFunctional adds what may be quantised some day.
         quantised = origin.startswith(("torch.ao.nn.", "torch.nn.quantized"))

@@ -93,6 +93,9 @@ def compare(
         return
     if not 0 <= seconds < math.inf:
         raise ValueError(f"--seconds is 0 or more; got {seconds:g}")
+    for option, place in (("--records", records), ("--timings", times)):
+        if place and place.suffix != ".jsonl":
+            raise ValueError(f"{option} is a file that ends in .jsonl; got {place}")
     kinds = list(dict.fromkeys(part.strip() for part in modules.split(",")))
     options = {} if reduction is None else {"reduction": reduction}
     given = {"epochs": epochs, "batch": batch}
@@ -104,9 +107,6 @@ def compare(
     submission.check()
     how = submission.settled(how)
     how = replace(how, compile=bool(how.compile))  # as what is timed afterwards
-    for option, place in (("--records", records), ("--timings", times)):
-        if place and place.suffix != ".jsonl":
-            raise ValueError(f"{option} is a file that ends in .jsonl; got {place}")
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = parse.seconds(time_budget)
     checksum = submission.checksum(dataset, data_dir)

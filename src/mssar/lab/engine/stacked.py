@@ -7,6 +7,7 @@ takes it for all, and the others find it taken.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -273,6 +274,8 @@ class StackedTrainings:
             raise
 
     def _work(self) -> Iterator[None]:
+        for training in self.trainings:
+            training.since = time.monotonic()
         first, *others = [training.work() for training in self.trainings]
         for _ in first:
             for training, work in zip(self.trainings[1:], others, strict=True):

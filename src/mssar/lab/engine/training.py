@@ -65,6 +65,7 @@ class Training:
         self.observer, self.world = observer, world or World()
         self.anew = anew  # what is in the folder is thrown away, once all else is ready
         self.company = Company()
+        self.since: float | None = None  # when it began, if not by itself
         self.stacked = member.all.stack.count if member else 1  # runs trained as one, with this
         self.turns, self.saves = Typical(), Typical()  # how long they take
         self.lane = lane or own_lane(execution)
@@ -250,7 +251,8 @@ class Training:
         if 0 < progress.step < steps:
             where = f"epoch {progress.epoch + 1} from step {progress.step + 1}"
             self.observer.said(f"{self.run}: goes on in {where}")
-        self._clock = self._begun = self._looked = time.monotonic()
+        # Of a stack all began with the first, which compiles for all.
+        self._clock = self._begun = self._looked = self.since or time.monotonic()
         self._images = 0
         while progress.epoch < recipe.epochs:
             lr = recipe.lr_of(progress.epoch, steps - 1, steps)  # the last is what is recorded

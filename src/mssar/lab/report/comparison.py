@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 
 from mssar.lab import timings
+from mssar.lab.records import Record
 from mssar.lab.report.content import ORDER, Compared, Comparison
 from mssar.lab.report.figures import how
-from mssar.lab.report.groups import Group, options_of
+from mssar.lab.report.groups import Group, commit_of, options_of
+from mssar.lab.report.phrases import spelt
 from mssar.lab.timings import Timing
 
 PAPER = ("none", "se", "mssar")  # which the paper's tables have already
@@ -49,6 +51,7 @@ def _comparison(groups: Sequence[Group], measured: Sequence[Timing]) -> Comparis
         first.name.dataset,
         first.name.recipe,
         said,
+        _made(groups),
         tuple(_row(group, base, times.get(_key(group)), list(times.values())) for group in groups),
     )
 
@@ -89,8 +92,27 @@ def _in_turns(groups: Sequence[Group], measured: Sequence[Timing]) -> dict[tuple
         if one.network == groups[0].name.network and one.what == "training" and key in wanted:
             together = (one.made, one.command, one.environment, one.size, one.batch, how(one))
             sets.setdefault(json.dumps(together, sort_keys=True), {})[key] = one
-    return max(sets.values(), key=lambda some: (len(some), _made(some)), default={})
+    return max(sets.values(), key=lambda some: (len(some), _when(some)), default={})
 
 
-def _made(some: dict[tuple[str, str], Timing]) -> str:
+def _when(some: dict[tuple[str, str], Timing]) -> str:
     return next(iter(some.values())).made
+
+
+def _made(groups: Sequence[Group]) -> str:
+    """By which code, compiled or not and with how many as one, where that is not the same for all;
+    those that are alike together."""
+    alike: dict[str, list[str]] = {}
+    for group in groups:
+        ways = dict.fromkeys(_way(record) for record in group.records)
+        name = f"{spelt(group.name.recalibration)} {group.name.options}".rstrip()
+        alike.setdefault(" and ".join(ways), []).append(name)
+    several = len(alike) > 1 or any(" and " in way for way in alike)
+    return "; ".join(f"{', '.join(names)} {way}" for way, names in alike.items() if several)
+
+
+def _way(record: Record) -> str:
+    how, made = record.execution, commit_of(record.code, 7)
+    count = how.get("stacked", 1)
+    said = [f"by `{made}`" if made else "", "compiled" if how.get("compile") else "uncompiled"]
+    return ", ".join(part for part in (*said, f"{count} as one" if count > 1 else "") if part)

@@ -164,6 +164,7 @@ class Comparison:
     dataset: str
     recipe: str  # where it is not the usual one
     measured: str  # on what and how, as in "GPU X1, batch 128, bf16"; empty: not measured
+    made: str  # how each was trained, where that differs
     rows: tuple[Compared, ...]
 
     @property

@@ -214,8 +214,10 @@ function drawCurves(section) {
     axisTick: { show: false, customValues: ROUND },
     axisLabel: { color: soft, fontSize: 12, customValues: ROUND },
   };
+  const longest = Math.max(0, ...shown.map((c) => named(c.label).length));
+  const beside = Math.min(Math.max(170, 24 + 7 * longest), 0.4 * section.clientWidth);
   const option = {
-    grid: { left: 48, right: labels ? 170 : 16, top: 34, bottom: printing ? 48 : 84 },
+    grid: { left: 48, right: labels ? beside : 16, top: 34, bottom: printing ? 48 : 84 },
     xAxis: axis("epoch", {
       min: 1,
       max: Math.max(2, epochs),
