@@ -59,12 +59,13 @@ def test_everything_is_trained_once_recorded_timed_and_shown():
 
 def test_a_budget_holds_for_timing_too():
     words = (*QUICK, "--modules", "none,simam", "--seeds", "1")
-    invoke(*words, "--seconds", "0")
-    place = Path("runs/compare/timings.jsonl")
-    late = invoke(*words, "--seconds", "40", "--time-budget", "1m", status=75)
+    place, long = Path("runs/compare/timings.jsonl"), ("--seconds", "40", "--time-budget", "1m")
+    late = invoke(*words, *long, status=75)
     assert "too little is left of the time budget to time steps; the same command" in late.stderr
     assert not place.exists()
     assert "simam" in late.stdout  # the table is there all the same
+    again = invoke(*words, *long, status=1)  # not 75, or it would be called for ever
+    assert "all is trained, and to time steps takes more than 80 s; give" in str(again.exception)
     invoke(*words, "--seconds", "0.01", "--time-budget", "1m")
     assert [t.recalibration for t in timings.read(place)] == ["none", "simam"]
 

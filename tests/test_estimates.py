@@ -56,11 +56,9 @@ def test_the_same_network_with_another_recalibration_is_the_next_best():
 
 
 def test_windows_are_told_by_windows():
-    def told(*recorded):
-        return {
-            (state.cell.row.network, state.cell.row.options["strategy"]): state.seconds_left
-            for state in plan("strategy", recorded, nets=["resnet20", "resnet56"], seeds=1).cells
-        }
+    def told(*recorded, **more):
+        found = plan("strategy", recorded, nets=["resnet20", "resnet56"], seeds=1, **more).cells
+        return {(s.cell.row.network, s.cell.row.options["strategy"]): s.seconds_left for s in found}
 
     regions = record_of(run_of(recalibration="mssar", seed=5), seconds=400, macs=40_800_000)
     assert told(regions)["resnet56", "sliding"] == pytest.approx(400 * 125.7 / 40.8)
@@ -69,6 +67,10 @@ def test_windows_are_told_by_windows():
     assert found["resnet20", "regional"] == pytest.approx(400)
     assert found["resnet20", "sliding"] == pytest.approx(1000)
     assert found["resnet56", "regional"] == pytest.approx(400 * 125.7 / 40.8)
+    assert found["resnet56", "sliding"] == pytest.approx(1000 * 125.7 / 40.8)
+    step = timing(network="resnet56", options={}, environment={"hardware": HERE}, batch=128)
+    found = told(regions, record_of(windows, seconds=1000, macs=40_800_000), timings=[step])
+    assert found["resnet56", "regional"] != pytest.approx(400 * 125.7 / 40.8)
     assert found["resnet56", "sliding"] == pytest.approx(1000 * 125.7 / 40.8)
 
 

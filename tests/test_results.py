@@ -14,8 +14,8 @@ from mssar.networks.weights import PRETRAINED
 
 ROOT = Path(__file__).parent.parent
 WORDS = "src/mssar/lab/report/assets/words.toml"
-RESULTS = tuple(f"docs/results{of}.md" for of in ("-comparisons", "-runs", "-scales", ""))
-PAGES = ("README.md", *RESULTS, WORDS)  # that say something of SE
+OF_SE = tuple(f"docs/results{of}.md" for of in ("-comparisons", "-runs", "-scales", ""))
+PAGES = ("README.md", *OF_SE, WORDS)  # that say something of SE
 CARDS = [f"src/mssar/networks/pretrained/{name}.md" for name in PRETRAINED]
 WEIGHTS = ("docs/networks.md", *CARDS)
 OTHERS = ("docs/finetune.md",)

@@ -175,7 +175,7 @@ def test_what_is_said_of_chance_follows_from_the_records():
     table = page.split("<!-- results: differences -->")[1].split("<!-- end")[0]
     assert table.count("against") == 28
     assert "and this table has 28. Seven differences would also be" in page
-    assert "are 28; seven of them would exclude it even if all were to hold at once." in page
+    assert "are 28; seven of them also hold if all are to hold at once (Bonferroni)." in page
     assert f"(Bonferroni, p below {0.05 / 28:.4f})" in page
     found = {}
     for network, dataset in product(NETWORKS, ("cifar10", "cifar100")):

@@ -26,7 +26,7 @@ def test_the_number_of_comparisons_counts_recipes_and_windows():
     level = 0.05 / (45 + len(pairs))
     said = f"With the {len(pairs)} comparisons that we had meant to make of [other recipes and"
     assert said in page
-    assert f"there are {45 + len(pairs)} (p below {level:.2g}), and of those above" in page
+    assert f"there are {45 + len(pairs)} (p below {level:.2g}), and of those that hold" in page
     assert min(claim("", *pair, None).p for pair in pairs) > level
     gone = claim("", *(recorded("resnet56", k, "cifar100") for k in ("mssar", "se")), None)
     assert f"in ResNet-56 on CIFAR-100, {gone.p:.2g}, would just fall out, too." in page

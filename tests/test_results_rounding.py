@@ -82,7 +82,9 @@ def test_what_is_said_of_rounding_follows_from_the_records():
     second = fmean([*lucky, by_process[0][2]])
     told = f"{first:.2f}, {second:.2f} and {last:.2f} %"
     assert f"had {told} in these tables, in turn." in page
-    assert f"trained again came out at {told} [in turn]" in page
+    assert (
+        f"ResNet-20 with MS-SAR on CIFAR-100, trained again, came out at {told} [in turn]" in page
+    )
     assert f"within one process these runs differ by {_within(by_process):.2f} only." in page
     others = [
         r

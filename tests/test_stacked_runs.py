@@ -64,7 +64,6 @@ def test_runs_as_one_end_where_they_would_alone(tmp_path):
         assert len(found.class_errors) == len(two()[run.dataset].classes)
 
 
-@pytest.mark.usefixtures("timm")
 def test_what_begins_slowly_is_slow_for_all_of_a_stack(tmp_path, monkeypatch):
     """As compiling, which the first one's first step does for all."""
     step = StackLearner.step
@@ -80,6 +79,7 @@ def test_what_begins_slowly_is_slow_for_all_of_a_stack(tmp_path, monkeypatch):
     assert max(first) - min(first) < 0.3
 
 
+@pytest.mark.usefixtures("timm")
 def test_runs_with_a_module_of_timms_are_trained_as_one(tmp_path):
     """With norms and their statistics: each one's checkpoint is as if it had been alone."""
     chosen = [tiny(seed, "coord") for seed in (0, 1, 2)]

@@ -1,5 +1,5 @@
-"""What the paper leaves open of its recipe: a table for docs/results.md, which tools/write-results
-puts there."""
+"""What the paper leaves open of its recipe: a table for docs/results-paper.md, which
+tools/write-results puts there."""
 
 from __future__ import annotations
 

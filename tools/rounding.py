@@ -1,4 +1,5 @@
-"""How exact gradients are: a table for docs/results.md, which tools/write-results puts there."""
+"""How exact gradients are: a table for docs/results-runs.md, which tools/write-results puts
+there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which scales: a table for docs/results.md, and docs/assets/scales.svg. tools/write-results puts
-them there."""
+"""Which scales: a table for docs/results-scales.md, and docs/assets/scales.svg.
+tools/write-results puts them there."""
 
 from __future__ import annotations
 

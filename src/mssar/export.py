@@ -137,7 +137,7 @@ def _require(
         raise ValueError(
             f"a {type(model).__name__} is a traced network; export the one it was traced from"
         )
-    if any(tensor.is_meta for tensor in model.state_dict().values()):
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ValueError("export needs a network with numbers; this one is on 'meta'")
     whole = isinstance(size, tuple | list) and all(isinstance(n, int) and n > 0 for n in size)
     if not whole or len(size) != 3:

@@ -79,7 +79,7 @@ def insert(
     _require_own(model, chosen, init)
     shape = image_size(model) if size is None else require_size(size)
     maps, uncounted = map_sizes(model, chosen, shape)
-    if uncounted and size is not None:
+    if uncounted and size is not None and size[0] != image_size(model, by_stem=True)[0]:
         uncounted = f"{uncounted} (size is C, H, W of an image)"
     if uncounted and size is None:  # made for other colours than its configuration says
         other = image_size(model, by_stem=True)[0], *shape[1:]

@@ -144,6 +144,11 @@ def compare(
         if show:
             webbrowser.open(page.resolve().as_uri())
     leave(outcome, "the same command")
+    if not timed and not outcome.moved:  # not status 75: who calls again would do so for ever
+        raise ValueError(
+            f"all is trained, and to time steps takes more than {seconds * len(kinds):g} s; give a "
+            "longer --time-budget, or none, or fewer --seconds"
+        )
     if not timed:
         say("mssar: too little is left of the time budget to time steps; the same command does it")
         raise typer.Exit(LEFT_OVER)

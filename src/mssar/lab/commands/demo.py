@@ -59,7 +59,7 @@ def demo(
     from mssar.lab.engine.runner import carry_out
     from mssar.lab.run import Run
 
-    execution = how.execution()
+    execution, budget = how.execution(), parse.seconds(time_budget)
     maps = _first(runs)
     asked = [
         Run(NETWORK, kind, dataset="arrangements", recipe=DEMO, seed=seed)
@@ -71,7 +71,7 @@ def demo(
         execution,
         runs,
         width=None if execution.device.type == "cuda" else len(RECALIBRATIONS),  # see engine.hands
-        budget=parse.seconds(time_budget),
+        budget=budget,
         watching=partial(watching, how.tensorboard),
         record_in=dict.fromkeys(asked, runs / "records.jsonl"),
         anew=restart,

@@ -84,6 +84,7 @@ def reproduce(
     given, how = how.precision, submission.settled(how)
     machine = hardware(choose_device("auto" if submission.submit else how.device))
     sweeps.gather(runs)
+    timed = timings.read(records / "timings")
 
     def plan(precision: str | None) -> tuple[Plan, str]:
         """As it stands, and the machine that its times are for: this one, if it has any."""
@@ -105,7 +106,7 @@ def reproduce(
             seeds=seeds,
             precision=precision,
             additional=additional,
-            timings=timings.read(records / "timings"),
+            timings=timed,
         )
 
     counts = given if listing else how.precision

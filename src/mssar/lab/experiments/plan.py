@@ -257,7 +257,8 @@ class Estimate:
 def _of(timing: Timing, run: Run) -> bool:
     """Whether it is of such a run's steps, in a graph as the lab trains, with any layer."""
     same = (timing.network, timing.what, timing.graph) == (run.network, "training", True)
-    return same and timing.size[1] == SIDES[run.dataset]
+    alike = _strategy({"options": timing.options}) == _strategy(run.as_dict())
+    return same and alike and timing.size[1] == SIDES[run.dataset]
 
 
 def _strategy(run: Mapping[str, Any]) -> str:

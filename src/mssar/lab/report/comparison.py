@@ -104,7 +104,7 @@ def _made(groups: Sequence[Group]) -> str:
     those that are alike together."""
     alike: dict[str, list[str]] = {}
     for group in groups:
-        ways = dict.fromkeys(_way(record) for record in group.records)
+        ways = sorted({_way(record) for record in group.records})
         name = f"{spelt(group.name.recalibration)} {group.name.options}".rstrip()
         alike.setdefault(" and ".join(ways), []).append(name)
     several = len(alike) > 1 or any(" and " in way for way in alike)
