@@ -45,6 +45,14 @@ def reason(error: Exception, run: Run, directory: Path) -> str:
     return f"{run}: {what}{kept(run, directory)}{advice}"
 
 
+def reason_of_several(error: Exception) -> str:
+    """Why runs that were one are so no longer."""
+    if isinstance(error, DivergedError):
+        # What is not finite in one network is soon in all: nobody knows whose it was.
+        return f"of one or more of them {error.what}"
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
 def is_everybodys(error: Exception, *directories: Path) -> bool:
     """Whether an error of the disk is of more than these runs' own folders."""
     if not isinstance(error, OSError):

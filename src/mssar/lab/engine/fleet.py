@@ -319,15 +319,9 @@ class _Fleet:
             raise error
         self.untidy = True
         self.stacking.split(runs, self.waiting)
-        why = str(error)
-        if isinstance(error, failure.DivergedError):
-            # What is not finite in one network is soon in all: nobody knows whose it was.
-            why = f"of one or more of them {error.what}"
-        elif isinstance(error, OSError):
-            why = f"{error.filename}: {error.strerror}"
         self.observer.said(
             f"{runs[0].label}: {len(runs)} runs that were trained as one are tried from their last "
-            f"checkpoints on, each by itself, since {why}"
+            f"checkpoints on, each by itself, since {failure.reason_of_several(error)}"
         )
 
     def _turn(self, entry: _Entry) -> bool:
