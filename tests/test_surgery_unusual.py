@@ -240,3 +240,10 @@ def test_a_norm_of_ones_own_is_wrapped(torchvision):
     mssar.insert(model)
     assert isinstance(model.layer1[0].bn2, Recalibrated)
     assert model.layer1[0].bn2.gain == 2
+
+
+def test_layer_norms_of_timm_that_act_too():
+    """They say how many channels they make by the shape that they norm."""
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("test_efficientnet_ln", num_classes=5)
+    assert [entry.channels for entry in unchanged(model).entries] == [24, 32, 48, 64]

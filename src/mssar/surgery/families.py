@@ -102,7 +102,7 @@ def channels_of(module: nn.Module) -> int | None:
             return found
     if class_name(module) == FROZEN:
         return cast("Tensor", module.weight).numel()
-    if type(module).__name__ == "LayerNorm2d":  # torchvision's and timm's, of N C H W
+    if type(module).__name__ in ("LayerNorm2d", "LayerNormAct2d"):  # of N C H W
         shape: tuple[int, ...] = getattr(module, "normalized_shape", ())
         return shape[0] if len(shape) == 1 else None
     if isinstance(module, nn.Sequential):

@@ -168,7 +168,7 @@ def described(
     if different := _difference(made, model):
         raise ValueError(
             f"this {type(model).__name__} is not what {network} makes with {given} and insert: "
-            f"{different}"
+            f"{different}; what else it was made with, as in_chans, goes into arguments"
         )
     kind = "mssar" if held else "none"
     if options.get("scales") == [1] and _said(record, "recalibration") == "se":
