@@ -139,6 +139,17 @@ def test_what_is_said_of_resnet32_follows_from_the_records():
     on_ten = [float(above(n, k, "cifar10")) for n, k in product(NETWORKS, ("none", "mssar"))]
     assert max(map(abs, on_ten)) <= 0.3  # "within 0.3 points … some above and some below"
     assert "Without the layer and with it, **on CIFAR-10 within 0.3 points**." in page
+    narrow = {
+        d: fmean(r.error for r in recorded("resnet56", "mssar", d, reduction=3))
+        - published(paper.TABLE3, "resnet56", "mssar", d)
+        for d in DATA
+    }
+    (scale,) = (
+        r for r in paper.TABLE4 if r.network == "resnet56" and r.options.get("scales") == (1,)
+    )
+    se = [fmean(r.error for r in recorded("resnet56", "se", d)) - scale.errors[d] for d in DATA]
+    far = sorted(abs(gap) for gap in (*narrow.values(), *se))
+    assert f"so is `reduction=3`, by {far[0]:.1f} to {far[-1]:.1f}. |" in page
     assert min(on_ten) < 0 < max(on_ten)
     assert max(float(above(n, "none", "cifar10")) for n in NETWORKS) < 0.1
     signs = [float(gap) > 0 for some in of_all for gap in some]
