@@ -333,7 +333,9 @@ def comparison() -> Page:
             mean=31.5 - place / 10,
             spread=0.2 + place / 50,
             n=3,
-            gain=place / 10 if place else None,
+            claim=Claim("none", None, place / 10, 0.35, "none" if place < 4 else "holds", 0.01)
+            if place
+            else None,
             params=275_000 + 1_000 * place,
             macs=40_800_000 + 9_000 * place,
             ms=2 + place % 4 / 9,

@@ -17,6 +17,7 @@ from mssar.lab.report.findings import compared as findings
 from mssar.lab.report.groups import grouped
 from mssar.lab.report.markup import filled
 from mssar.lab.report.tables import paper_tables
+from mssar.lab.report.welch import margin
 
 ERRORS = {"none": (8.0, 8.4, 8.6), "eca": (7.5, 7.9, 7.1), "mssar": (7.0, 7.2, 7.4)}
 
@@ -48,12 +49,33 @@ def test_a_row_has_error_counts_time_and_memory_together():
     assert [row.recalibration for row in made.rows] == ["none", "eca", "mssar"]
     none, eca, ours = made.rows
     assert (eca.mean, eca.spread, eca.n) == (mean(ERRORS["eca"]), stdev(ERRORS["eca"]), 3)
-    assert none.gain is None
-    assert ours.gain == pytest.approx(mean(ERRORS["none"]) - mean(ERRORS["mssar"]))
+    assert none.claim is None
+    assert ours.claim.gain == pytest.approx(mean(ERRORS["none"]) - mean(ERRORS["mssar"]))
+    assert ours.claim.margin == pytest.approx(
+        margin(*((stdev(ERRORS[kind]), 3) for kind in ("mssar", "none")))
+    )
+    assert (none.outcome, ours.outcome) == ("", "lower")
     assert (eca.params, eca.macs) == (1003, 40_800_000)
     assert (eca.ms, eca.low, eca.high, eca.ratio, eca.peak) == (11.0, 9.0, 30.0, 1.1, 2**40)
     assert "batch 128, bf16" in made.measured
     assert len(ours.runs) == 3
+
+
+@pytest.mark.parametrize(
+    ("none", "eca", "outcome"),
+    [
+        ((8.0, 8.4, 8.6), (7.5, 8.9, 7.1), "none"),
+        ((8.0, 8.1), (7.0, 7.1), "unclear"),
+        ((7.0, 7.1, 7.2), (8.0, 8.1, 8.2), "higher"),
+    ],
+)
+def test_a_difference_has_an_interval_where_there_are_runs_enough(none, eca, outcome):
+    (made,) = comparisons(grouped(recorded({"none": none, "eca": eca})), [])
+    row = made.rows[1]
+    assert row.outcome == outcome
+    assert (row.claim.margin is None) is (outcome == "unclear")
+    text = page.tables(build.side_by_side(Collection(recorded({"none": none, "eca": eca}), [])))
+    assert f'data-verdict="{outcome}"' in text
 
 
 def test_times_are_of_one_set_that_was_measured_in_turns():
@@ -115,6 +137,10 @@ def test_the_papers_tables_are_not_disturbed():
 def test_findings_say_no_more_than_the_runs_allow():
     (made,) = comparisons(grouped(recorded()), timed())
     first, close, times = findings(made)
+    *told, at_once = build.side_by_side(Collection(recorded(), timed())).findings
+    assert told == [first, close, times]
+    assert at_once.startswith("This page makes 2 comparisons.")
+    assert "resnet20 MS-SAR against none on CIFAR-10 (p" in at_once
     assert first == "resnet20 on CIFAR-10: the lowest error is MS-SAR with 7.20 ± 0.20 % (n=3)."
     assert "ECA with 7.50 ± 0.40 % (n=3)" in close
     assert "none" not in close

@@ -14,7 +14,7 @@ from mssar.networks.weights import PRETRAINED
 
 ROOT = Path(__file__).parent.parent
 WORDS = "src/mssar/lab/report/assets/words.toml"
-OF_SE = tuple(f"docs/results{of}.md" for of in ("-comparisons", "-runs", "-scales", ""))
+OF_SE = tuple(f"docs/results{of}.md" for of in ("-comparisons", "-modules", "-runs", "-scales", ""))
 PAGES = ("README.md", *OF_SE, WORDS)  # that say something of SE
 CARDS = [f"src/mssar/networks/pretrained/{name}.md" for name in PRETRAINED]
 WEIGHTS = ("docs/networks.md", *CARDS)
@@ -22,13 +22,14 @@ OTHERS = ("docs/finetune.md",)
 MEASURED = ("docs/imagenet.md", "docs/measurements.md", "docs/performance.md")
 TOOLS = (
     *("tools/write-results", "tools/costs.py", "tools/courses.py", "tools/gains.py"),
-    *("tools/imagenet.py", "tools/recipes.py", "tools/rounding.py", "tools/scales.py"),
+    *("tools/imagenet.py", "tools/modules.py", "tools/recipes.py", "tools/rounding.py"),
+    "tools/scales.py",
 )
 DATA = tuple(
     f"records/{name}"
     for name in (
         *("table3.jsonl", "table4.jsonl", "strategy.jsonl", "recipe.jsonl"),
-        *("weight_decay.jsonl", "fruit.jsonl", "costs.toml"),
+        *("compare.jsonl", "weight_decay.jsonl", "fruit.jsonl", "costs.toml"),
         *("timings/h200.jsonl", "held.ndjson", "gradients.ndjson"),
     )
 )

@@ -10,8 +10,7 @@ from test_results import ROOT
 from mssar.lab.experiments import paper
 from mssar.lab.experiments.plan import plan_for
 from mssar.lab.records import Record
-from mssar.lab.report import build, welch
-from mssar.lab.report.collect import collect
+from mssar.lab.report import welch
 from mssar.lab.report.content import Claim
 from mssar.lab.report.groups import claim, judged, side
 from mssar.lab.report.phrases import plus_minus
@@ -280,12 +279,6 @@ def test_narrow_rows_are_left_as_the_page_says():
     assert [run.options["reduction"] for run in found.missing] == [3] * 18
     page = RESULTS
     assert "trains what is missing: 18 runs with narrow layers" in page
-
-
-def test_the_number_of_comparisons_is_that_of_the_page():
-    found = build.reproduction(collect([ROOT / "records"])).findings
-    assert sum(one.startswith("This page makes 39 comparisons.") for one in found) == 1
-    assert "(The *Reproduction* page makes 39 comparisons" in RESULTS
 
 
 def held_lines() -> list[dict]:

@@ -23,7 +23,7 @@ from mssar.lab.commands.leave import LEFT_OVER, leave
 from mssar.lab.commands.report import write
 from mssar.lab.commands.train import combinations
 from mssar.lab.recipes import RECIPES
-from mssar.lab.report.content import ORDER, Compared, Comparison
+from mssar.lab.report.content import ORDER, Claim, Compared, Comparison
 from mssar.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -229,12 +229,19 @@ def _print_table(made: Comparison, record_in: Path, page: Path) -> None:
     out.print(f"records: {record_in}\npage:    {page}", highlight=False)
 
 
+def _apart(claim: Claim | None) -> str:
+    """With its interval, where there are runs enough."""
+    if claim is None or claim.gain is None:
+        return ""
+    return f"{claim.gain:+.2f}" + ("" if claim.margin is None else f" ± {claim.margin:.2f}")
+
+
 def _cells(row: Compared, peaks: bool) -> list[str]:
     spread = "" if row.spread is None else f" ± {row.spread:.2f}"
     cells = [
         f"{row.recalibration} {row.options}".rstrip(),
         f"{row.mean:.2f}{spread} (n={row.n})",
-        "" if row.gain is None else f"{row.gain:+.2f}",
+        _apart(row.claim),
         f"{row.params:,}",
         f"{row.macs:,}",
         "" if row.ms is None else f"{row.ms:.4g}",

@@ -69,7 +69,7 @@ TABLE = (
 COMPARED = (
     Column("recalibration", "Recalibration", by=_rank),
     Column("mean", "Error, %"),
-    Column("gain", "Below none"),
+    Column("claim", "Against none", by=lambda row: row.claim and row.claim.gain),
     Column("params", "Parameters"),
     Column("macs", "Multiply-adds"),
     Column("ms", "ms a step", lambda of: bool(of.measured)),

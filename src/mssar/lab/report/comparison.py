@@ -9,7 +9,7 @@ from mssar.lab import timings
 from mssar.lab.records import Record
 from mssar.lab.report.content import ORDER, Compared, Comparison
 from mssar.lab.report.figures import how
-from mssar.lab.report.groups import Group, commit_of, options_of
+from mssar.lab.report.groups import Group, claim, commit_of, options_of
 from mssar.lab.report.phrases import spelt
 from mssar.lab.timings import Timing
 
@@ -66,7 +66,7 @@ def _row(
         mean=group.mean,
         spread=group.spread,
         n=group.n,
-        gain=None if other is None else other.mean - group.mean,
+        claim=None if other is None else claim("none", group.records, other.records, None),
         params=group.records[0].params,
         macs=group.records[0].macs,
         ms=time.median_ms if time else None,

@@ -26,6 +26,11 @@ class Claim:
     verdict: Verdict
     p: float | None = None  # how often chance alone would make such a gain, either way
 
+    @property
+    def lower(self) -> str:
+        """The verdict where nobody claims anything: only which error is lower."""
+        return {"holds": "lower", "reversed": "higher"}.get(self.verdict, self.verdict)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -58,7 +63,7 @@ class Row:
             return ""
         if self.claim.published is not None and not self.additional:
             return self.claim.verdict
-        return {"holds": "lower", "reversed": "higher"}.get(self.claim.verdict, self.claim.verdict)
+        return self.claim.lower
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ class Compared:
     mean: float  # of the last epoch's error over seeds
     spread: float | None  # standard deviation over seeds; None with fewer than two
     n: int
-    gain: float | None  # how much lower than without recalibration; None where that was not run
+    claim: Claim | None  # of an error lower than none's; None where none was not run
     params: int
     macs: int
     ms: float | None  # a step of training, median; None: not measured
@@ -154,6 +159,10 @@ class Compared:
     ratio: float | None  # to the step without recalibration
     peak: int | None  # bytes that a step holds at most; None on a CPU
     runs: tuple[str, ...]  # ids, keys of Page.provenance
+
+    @property
+    def outcome(self) -> str:
+        return self.claim.lower if self.claim else ""
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from mssar.lab.report.content import Claim, Compared, Comparison, Difference, Row, Table
-from mssar.lab.report.groups import ENOUGH
+from mssar.lab.report.groups import ENOUGH, Side, judged
 from mssar.lab.report.phrases import plus_minus, scientific, spelt, wording
-from mssar.lab.report.welch import LEVEL, margin
+from mssar.lab.report.welch import LEVEL
 
 OTHERS = {"none": "without recalibration", "se": "with SE"}
 EMBEDDED = {"arrangements": "the embedded pictures"}  # in a sentence
 
 
-def claims(made: Sequence[Table], drawn: Sequence[Difference] = ()) -> list[str]:
+def claims(
+    made: Sequence[Table],
+    drawn: Sequence[Difference] = (),
+    beside: Sequence[Comparison] = (),
+) -> list[str]:
     """Of the main tables; what is drawn in a sentence, of the rest a sentence each."""
-    shown, level = {one.runs for one in drawn}, _level(_comparisons(drawn, made))
+    shown, level = {one.runs for one in drawn}, _level(_comparisons(drawn, made, beside))
     rows = [row for table in made if table.name in ("table3", "ilsvrc") for row in table.rows]
     told = [
         _finding(row, row.claim)
@@ -100,9 +104,11 @@ def _finding(row: Row, claim: Claim) -> str:
     return f"{said}. That {verdict}."
 
 
-def at_once(drawn: Sequence[Difference], made: Sequence[Table]) -> list[str]:
+def at_once(
+    drawn: Sequence[Difference], made: Sequence[Table], beside: Sequence[Comparison] = ()
+) -> list[str]:
     """How many comparisons there are, and which would hold together (Bonferroni)."""
-    found = _comparisons(drawn, made)
+    found = _comparisons(drawn, made, beside)
     if len(found) < 2:
         return []
     count, level = len(found), _level(found)
@@ -114,17 +120,22 @@ def at_once(drawn: Sequence[Difference], made: Sequence[Table]) -> list[str]:
     ]
 
 
-def _comparisons(drawn: Sequence[Difference], made: Sequence[Table]) -> list[tuple[float, str]]:
+def _comparisons(
+    drawn: Sequence[Difference], made: Sequence[Table], beside: Sequence[Comparison]
+) -> list[tuple[float, str]]:
     """Each once: p, and what is compared."""
     found: dict[tuple[object, ...], tuple[float, str]] = {}
     all_of_them = [
         *((_drawn(one), one.dataset, one.claim, one.runs) for one in drawn),
-        *((_named(row), row.dataset, row.claim, row.runs) for t in made for row in t.rows),
-    ]
+        *((_named(row.network, row), row.dataset, row.claim, row.runs)
+          for table in made for row in table.rows),
+        *((_named(of.network, row), of.dataset, row.claim, row.runs)
+          for of in beside for row in of.rows),
+    ]  # fmt: skip
     for name, dataset, claim, runs in all_of_them:
         if claim and claim.p is not None and claim.gain is not None:
             told = f"{name} against {_other(claim)} on {_data(dataset)}"
-            same = (runs, f"{claim.gain:.6f}", f"{claim.p:.4g}")  # two tables may make one
+            same = (runs, f"{claim.gain:.6f}", f"{claim.p:.4g}")  # several may make one
             found.setdefault(same, (claim.p, told))
     return list(found.values())
 
@@ -138,8 +149,8 @@ def _drawn(one: Difference) -> str:
     return f"MS-SAR in the {one.network}" if one.networks else f"{one.network} MS-SAR"
 
 
-def _named(row: Row) -> str:
-    return " ".join(part for part in (row.network, spelt(row.recalibration), row.options) if part)
+def _named(network: str, row: Row | Compared) -> str:
+    return " ".join(part for part in (network, spelt(row.recalibration), row.options) if part)
 
 
 def _other(claim: Claim) -> str:
@@ -186,7 +197,8 @@ def compared(of: Comparison) -> list[str]:
     close = [row for row in by_error[1:] if not _apart(row, best)]
     if close:
         names = ", ".join(_with_error(row) for row in close)
-        found.append(f"No further from that than chance may be, or of one run: {names}.")
+        said = "No further from that than chance may be, or of too few runs to say"
+        found.append(f"{said}: {names}.")
     timed = sorted((row for row in of.rows if row.ratio), key=lambda row: row.ratio or 0)
     if len(timed) > 1:
         said = ", ".join(f"{spelt(row.recalibration)} {row.ratio:.2f}" for row in timed)
@@ -200,9 +212,8 @@ def _with_error(row: Compared) -> str:
 
 def _apart(row: Compared, best: Compared) -> bool:
     """Whether two rows differ by more than chance; unknown counts as no."""
-    if row.spread is None or best.spread is None:
-        return False
-    return row.mean - best.mean > margin((row.spread, row.n), (best.spread, best.n))
+    ours, theirs = (Side(one.mean, one.spread or 0.0, one.n) for one in (best, row))
+    return judged("", None, (ours, theirs)).verdict == "holds"
 
 
 def _verdict(row: Row, claim: Claim) -> list[str]:
