@@ -162,6 +162,9 @@ def test_the_page_has_a_table_and_a_figure_without_scripts():
     at = {kind: (float(c.get("cx")), float(c.get("cy"))) for kind, c in dots.items()}
     assert at["none"][0] < at["eca"][0] < at["mssar"][0]  # slower to the right
     assert at["none"][1] < at["eca"][1] < at["mssar"][1]  # fewer errors further down
+    assert "not drawn" not in article
+    some = page.tables(build.side_by_side(Collection(recorded(), timed(("none", "mssar")))))
+    assert "Not timed with these, and so not drawn: ECA." in some
     untimed = page.tables(build.side_by_side(Collection(recorded(), [])))
     assert "<svg" not in untimed
     assert "The time was not measured." in untimed
