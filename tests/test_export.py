@@ -315,6 +315,9 @@ def test_what_cannot_be_written_is_said_before_it_is_tried(unchecked, tmp_path):
 
 @pytest.mark.parametrize("name", ["a.onnx", "a.pt2"])
 def test_metadata_that_is_no_json_is_a_mistake(unchecked, tmp_path, name):
+    for wrong, words in (([1], "a mapping from names; got list"), ({"open": 1}, "'open' is taken")):
+        with pytest.raises(ValueError, match=words):
+            unchecked.export(nn.Conv2d(3, 4, 1), tmp_path / name, (3, 8, 8), metadata=wrong)
     with pytest.raises(ValueError, match=r"metadata is written as JSON: .*not JSON serializable"):
         unchecked.export(nn.Conv2d(3, 4, 1), tmp_path / name, (3, 8, 8), metadata={"a": object()})
 

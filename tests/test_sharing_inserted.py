@@ -99,6 +99,8 @@ def test_networks_of_others_travel_with_what_was_inserted(tmp_path, name):
         {"scales": (4, 1), "strategy": "sliding", "reduction": 2},
         {"where": ["layer4.*"], "init": "random"},
         {"where": ["*.bn2"]},
+        {"where": torch.nn.BatchNorm2d},
+        {"where": ["layer1.0.bn1", "layer1.0.bn2", "layer3.*"]},
         {"where": lambda name, _: name in ("layer1.0", "layer3.1.conv1")},
         {"where": "se"},
         {"backend": "reference"},

@@ -84,8 +84,8 @@ def export(
         size: C, H, W of the images it was made for. Batch, height and width stay open where the
             network takes others.
         format: "onnx" or "torch"; by default as the path ends, in .onnx or .pt2.
-        metadata: travels along as JSON: in ONNX under ``mssar.NAME``, in a .pt2 in the extra file
-            ``mssar.json``.
+        metadata: travels along: in ONNX under ``mssar.NAME``, text as it is and all else as JSON,
+            in a .pt2 as JSON in the extra file ``mssar.json``. ``open`` says which sizes it takes.
         say: is told what is being done; a large network takes a minute.
     """
     path = Path(path)
@@ -148,8 +148,12 @@ def _require(
         raise ValueError(f"{path} is a folder")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"the folder {path.parent} may not be written")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise ValueError(f"metadata is a mapping from names; got {type(metadata).__name__}")
+    if metadata and "open" in metadata:
+        raise ValueError("metadata: 'open' is taken by the sizes that the file takes")
     try:
-        json.dumps(metadata)
+        json.dumps(metadata if metadata is None else dict(metadata))
     except (TypeError, ValueError) as error:
         raise ValueError(f"metadata is written as JSON: {error}") from None
     if kind != "onnx":

@@ -7,7 +7,7 @@ tail. Both know which of their tensors were doubled at birth, against weights th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,15 +51,27 @@ class Holder(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, *rest: Any, **more: Any
     ) -> None:
         # Weights from before the insertion, loaded with strict=False, are doubled as it did.
-        if not any(key.startswith(f"{prefix}{LAYER}.") for key in state_dict):
-            self._adopt(state_dict, prefix)
-            for name in (prefix + name for name in self.doubled):
-                if name in state_dict:
-                    state_dict[name] = state_dict[name] * 2
+        for name in self._earlier(state_dict, prefix):
+            state_dict[prefix + name] = state_dict[prefix + name] * 2
         super()._load_from_state_dict(state_dict, prefix, *rest, **more)
 
-    def _adopt(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Rename what is called otherwise since the insertion."""
+    def _earlier(self, state_dict: dict[str, Any], prefix: str) -> Iterable[str]:
+        """Of the tensors that insert doubled those that are here from before it: where all of the
+        block is here but the layer. A part may be of this network itself, as a shard of its weights
+        is: the layer's come after the first of the block's (``join``), and so does every cut."""
+        own = {name for name, _ in self.named_parameters() if not name.startswith(f"{LAYER}.")}
+        whole = all(prefix + name in state_dict for name in own.union(self.doubled))
+        layer = any(key.startswith(f"{prefix}{LAYER}.") for key in state_dict)
+        return self.doubled if whole and not layer else ()
+
+    def join(self, layer: MSSAR) -> None:
+        """Take in a layer, behind the first of the block's modules where it has none yet."""
+        there = LAYER in self._modules
+        setattr(self, LAYER, layer)
+        if not there:
+            for name in list(self._modules)[1:]:
+                if name != LAYER:
+                    self._modules[name] = self._modules.pop(name)
 
 
 class Recalibrated(Holder):
@@ -97,18 +109,21 @@ class Recalibrated(Holder):
     def extra_repr(self) -> str:
         return path(_norm(self.inner), self.recalibrate)
 
-    def _adopt(self, state_dict: dict[str, Any], prefix: str) -> None:
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            name = key.removeprefix(prefix)
-            if not name.startswith("inner."):
-                state_dict[f"{prefix}inner.{name}"] = state_dict.pop(key)
+    def _earlier(self, state_dict: dict[str, Any], prefix: str) -> Iterable[str]:
+        """They have other names, which they get."""
+        known = list(self.inner.state_dict())
+        now = {f"inner.{name}" for name in known}
+        earlier = [name for name in known if prefix + name in state_dict and name not in now]
+        for name in earlier:
+            state_dict[f"{prefix}inner.{name}"] = state_dict.pop(prefix + name)
+        return [name for name in self.doubled if name.removeprefix("inner.") in earlier]
 
 
 class InPlace(Holder):
     """The layer where another recalibration stood, which is kept aside, to be put back."""
 
     gain: Tensor
-    replaced: nn.Module
+    replaced: nn.Module | None  # None where it was not in the files that the network is from
 
     def __init__(self, replaced: nn.Module, layer: MSSAR, gain: float) -> None:
         super().__init__()

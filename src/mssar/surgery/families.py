@@ -116,14 +116,20 @@ def foldable(module: nn.Module) -> tuple[str, ...]:
         return ()
     if type(module) is nn.Sequential and len(module):
         return _from(str(len(module) - 1), foldable(module[-1]))
+    found = tuple(name for name in ("weight", "bias") if scaled_by(module, name))
+    return found if "weight" in found else ()
+
+
+def scaled_by(module: nn.Module, tensor: str) -> bool:
+    """Whether what a module makes is, in part, a product by a tensor of this name, which is its
+    own: one that it makes anew at every call cannot be changed."""
     acts = class_name(module) in SCALED_AND_ACTING
     if acts and not all(type(m) in (nn.Identity, nn.ReLU) for m in module.children()):
-        return ()
+        return False
     if not acts and type(module) not in SCALED and class_name(module) not in SCALED_ELSEWHERE:
-        return ()
+        return False
     own = {**module._parameters, **module._buffers}
-    found = tuple(name for name in ("weight", "bias") if own.get(name) is not None)
-    return found if "weight" in found else ()
+    return own.get(tensor) is not None
 
 
 def _from(module: str, tensors: tuple[str, ...]) -> tuple[str, ...]:
@@ -148,7 +154,7 @@ def _ending(
         wide = "Bottleneck" in type(block).__name__
         found = wrapped(block, norm, REDUCTION if wide else 1)
         above = (block.get_submodule(name) for name in _above(norm))
-        if not found.doubled or any(map(hooked, above)):
+        if not found.doubled or any(map(hooked, above)) or not own_forward(block):
             return found  # with a gain, which our class has not; or what is hooked would be passed
         return replace(found, end=end, inside="", norm=norm, between=between, activation=activation)
 
@@ -172,6 +178,8 @@ def _dense(end: Exchange, block: Any) -> Place:
     doubled = _from("conv2", foldable(block.conv2))
     if not doubled:
         raise ValueError(f"conv2 of a {type(block).__name__} is no plain convolution, or has hooks")
+    if not own_forward(block):
+        raise ValueError(f"a {type(block).__name__}'s forward was replaced; insert before that")
     return Place(new, 1, end=end, doubled=doubled, context=main)
 
 
@@ -323,6 +331,16 @@ def known(module: nn.Module) -> Place | None:
     """Where a layer goes in a block, if it is one that is known."""
     find = FAMILIES.get(class_name(module))
     return None if find is None else find(module)
+
+
+def own_forward(module: nn.Module) -> bool:
+    """Whether a module's forward is the one in its class's file: ours would take its place."""
+    if "forward" in module.__dict__:
+        return False
+    made = getattr(type(module).forward, "__code__", None)
+    where = getattr(import_module(type(module).__module__), "__file__", None)
+    ours = class_name(module).startswith("mssar.")  # whose types may be checked at every call
+    return ours or (made is not None and made.co_filename == where)
 
 
 def class_name(module: nn.Module) -> str:

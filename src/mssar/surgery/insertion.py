@@ -19,7 +19,7 @@ from mssar.layer import MSSAR
 from mssar.scales import Strategy
 from mssar.surgery import optimisers
 from mssar.surgery.ends import LAYER, Carrier, DenseEnd, Holder, InPlace, Recalibrated
-from mssar.surgery.families import CARRIERS, Place, class_name
+from mssar.surgery.families import CARRIERS, Place, class_name, scaled_by
 from mssar.surgery.measure import map_sizes, timed
 from mssar.surgery.plan import Entry, Plan, entry
 from mssar.surgery.where import Found, Where, places
@@ -105,8 +105,13 @@ def insert(
         subject = deepcopy(model) if dry_run and measure else model
         if not dry_run or measure:
             if optimizer is not None and not dry_run:
-                beside = {name: subject.get_submodule(name).parameters() for name in chosen}
-                optimisers.join(optimizer, [(layers[name], beside[name]) for name in chosen])
+                optimisers.join(
+                    optimizer,
+                    [
+                        (f"{place.target(name)}.{LAYER}", layers[name], model.get_submodule(name))
+                        for name, place in chosen.items()
+                    ],
+                )
             for name, place in chosen.items():
                 put(subject, name, place, layers[name], init)
             _carry(subject)
@@ -124,13 +129,7 @@ def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     if not held:
         raise ValueError(f"nothing was inserted into this {type(model).__name__}")
     for name, holder in held.items():
-        try:
-            list(holder.folded())
-        except AttributeError:
-            raise ValueError(
-                f"{name!r} has no longer the {' and '.join(holder.doubled)} that insert doubled, "
-                "as after fusing for deployment; remove before that. Nothing was changed"
-            ) from None
+        _require_as_inserted(name, holder)
     for holder in held.values():
         if holder.doubled:
             holder.fold(0.5)
@@ -139,12 +138,34 @@ def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
         if isinstance(holder, Recalibrated):
             _exchange(model, holder, holder.inner)
         elif isinstance(holder, InPlace):
+            assert holder.replaced is not None
             _exchange(model, holder, holder.replaced.to(holder.gain).train(holder.training))
         else:
             _restore(holder)
     for module in model.modules():
         if isinstance(module, Carrier):
             module.__class__ = type(module).__bases__[-1]
+
+
+def _require_as_inserted(name: str, holder: Holder) -> None:
+    """Refuse what cannot be put back."""
+    if isinstance(holder, InPlace) and holder.replaced is None:
+        raise ValueError(
+            f"what stood in the place of {name!r} was not saved with this network, and cannot be "
+            "put back. Nothing was changed"
+        )
+    for doubled in holder.doubled:
+        owner, _, tensor = doubled.rpartition(".")
+        try:
+            there = scaled_by(holder.get_submodule(owner), tensor)
+        except AttributeError:
+            there = False
+        if not there:
+            raise ValueError(
+                f"{name!r} has no longer the {' and '.join(holder.doubled)} that insert doubled, "
+                "as after fusing for deployment, pruning, quantising, or another layer around it; "
+                "remove before that. Nothing was changed"
+            )
 
 
 def holders(model: nn.Module) -> dict[str, Holder]:
@@ -165,6 +186,7 @@ def put(model: nn.Module, name: str, place: Place, layer: MSSAR, init: Init) -> 
         holder = _exchange_class(target, place, layer)
         holder.doubled = place.doubled if born else ()
     elif place.replaces:
+        target.zero_grad()  # an optimiser that still has them leaves them alone
         holder = InPlace(target, layer, 2.0 if born else 1.0)
         _exchange(model, target, holder)
     else:
@@ -181,8 +203,8 @@ def _exchange_class(block: Any, place: Place, layer: MSSAR) -> Holder:
     assert place.end is not None
     block.__dict__["before"] = block._modules.get(LAYER)  # an Identity, in our own networks
     block.__class__ = place.end()
-    setattr(block, LAYER, layer.train(block.training))
     assert isinstance(block, Holder)
+    block.join(layer.train(block.training))
     return block
 
 

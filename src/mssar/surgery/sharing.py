@@ -116,6 +116,9 @@ def from_pretrained(source: Place, **how: Any) -> nn.Module:
         made = foreign.bare(config["network"], **config["arguments"])
         if config["recalibration"] != "none":
             insert(made, **_told(config["options"]))
+        for holder in holders(made).values():
+            if isinstance(holder, InPlace):
+                holder.__dict__["replaced"] = None  # it is in no file
     except Exception as error:  # it may say anything
         raise sharing.undescribed(place, error) from None
     with sharing.fitting(place):
@@ -201,7 +204,8 @@ def _inserted(model: nn.Module, held: Mapping[str, Holder], plain: nn.Module) ->
 
 
 def _places(held: Mapping[str, Holder], plain: nn.Module) -> list[str]:
-    """Blocks by their names where ``reduction="auto"`` gives the same there, else their modules."""
+    """Blocks by their names where ``reduction="auto"`` gives the same there and no other layer is
+    in them, else their modules."""
     blocks = {}
     for name, module in plain.named_modules():
         if (place := known(module)) is not None:
@@ -209,7 +213,8 @@ def _places(held: Mapping[str, Holder], plain: nn.Module) -> list[str]:
     found = []
     for target, holder in held.items():
         block, usual = blocks.get(target, (target, None))
-        found.append(block if usual == holder.recalibrate.reduction else target)
+        alone = not any(name.startswith(f"{block}.") for name in held if name != target)
+        found.append(block if alone and usual == holder.recalibrate.reduction else target)
     return found
 
 
