@@ -1,6 +1,7 @@
 """``mssar compare`` as its user meets it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,9 +66,21 @@ def test_a_budget_holds_for_timing_too():
     assert not place.exists()
     assert "simam" in late.stdout  # the table is there all the same
     again = invoke(*words, *long, status=1)  # not 75, or it would be called for ever
-    assert "all is trained, and to time steps takes more than 80 s; give" in str(again.exception)
+    said = re.search(
+        r"all is trained, .* give a --time-budget of (\d+)s or more", str(again.exception)
+    )
+    assert 80 < int(said[1]) < 110
     invoke(*words, "--seconds", "0.01", "--time-budget", "1m")
     assert [t.recalibration for t in timings.read(place)] == ["none", "simam"]
+
+
+def test_timings_that_cannot_be_read_are_named_before_anything_is_trained(capsys, monkeypatch):
+    place = Path("runs/compare/timings.jsonl")
+    place.parent.mkdir(parents=True)
+    place.write_text('{"half')
+    line = fail(capsys, monkeypatch, "compare", *QUICK, "--modules", "none", "--seeds", "1")
+    assert line.startswith(f"mssar: {place}, line 1: not JSON")
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
 
 
 def test_what_is_recorded_beside_is_not_trained_again_and_what_is_left_goes_on(monkeypatch):

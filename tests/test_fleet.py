@@ -1,7 +1,9 @@
 """Several runs in one process: company, what is finished, and starts that fail."""
 
 import gc
+import shutil
 import weakref
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from lab import (
     arrays,
     assert_same,
     learnt,
+    one_step,
     opened,
     timeless,
     tiny,
@@ -21,7 +24,7 @@ from lab import (
 
 from mssar.lab import records
 from mssar.lab.data.dataset import Arrays
-from mssar.lab.engine import fleet
+from mssar.lab.engine import checkpoint, fleet
 from mssar.lab.engine import training as engine
 from mssar.lab.engine.pace import Pace
 from mssar.lab.engine.result import NAME, finished
@@ -152,6 +155,50 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
         patch.setattr(engine.Training, "_feed", lambda _: _raise(MemoryError()))
         fleet_of([tiny(0)], data, folder, Log())
     assert sorted(folder.rglob("*")) == kept
+
+
+def test_who_begins_anew_keeps_nothing_of_what_waits_for_its_turn(tmp_path, monkeypatch):
+    """Or it would be found finished once the others are gone on with."""
+    runs, data = [tiny(seed) for seed in range(3)], arrays()
+    before = [r.id for r in fleet_of(runs, data, tmp_path, Log()).records]
+    with one_step(monkeypatch):
+        outcome = fleet_of(runs, data, tmp_path, Log(), budget=300, anew=True)
+    assert outcome.left == runs
+    assert [finished(tmp_path / run.name) for run in runs] == [None] * 3
+    after = [r.id for r in fleet_of(runs, data, tmp_path, Log()).records]
+    assert set(after).isdisjoint(before)
+    whole = [r.id for r in fleet_of(runs, data, tmp_path, Log(), anew=True).records]
+    assert len(set(whole) - {*after, *before}) == 3  # and each is trained once
+
+
+def test_what_another_process_has_is_asked_for_again_at_the_end(tmp_path):
+    runs, data = [tiny(seed) for seed in range(3)], arrays()
+    other = tmp_path / runs[0].name
+
+    class Meanwhile(Log):
+        def ended(self, run: Run, record: Record) -> None:
+            super().ended(run, record)
+            if run == runs[2]:  # the other process has trained what it had
+                taken.close()
+                fleet_of(runs[:1], data, tmp_path, Log())
+
+    for log, failures, done in (
+        (Log(), [f"{runs[0]}: {other} is in use by another process; wait, or stop it"], [1, 2]),
+        (Meanwhile(), [], [1, 2, 0]),
+    ):
+        with ExitStack() as taken:
+            taken.enter_context(checkpoint.held(other))
+            outcome = fleet_of(runs, data, tmp_path, log)
+        assert (outcome.failures, outcome.left) == (failures, [])
+        assert [record.run["seed"] for record in outcome.records] == done
+        for run in runs[1:]:
+            shutil.rmtree(tmp_path / run.name)
+
+
+def test_a_fleet_has_whole_stacks(tmp_path):
+    runs = [tiny(seed) for seed in range(4)]
+    records = fleet_of(runs, arrays(), tmp_path, Log(), width=3, stack=2).records
+    assert [r.execution["stacked"] for r in records] == [2] * 4
 
 
 def _raise(error: Exception) -> None:

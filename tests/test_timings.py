@@ -1,6 +1,7 @@
 """Timings: what is written is read, what is broken is named, and what is measured is fair."""
 
 import json
+import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -271,11 +272,39 @@ def test_a_slow_module_takes_longer(monkeypatch, what):
     assert ratio(slowed, found) == slowed.median_ms / plain.median_ms
     assert plain.repeats == slowed.repeats >= 3
     assert [timings.parse(one.as_line()) for one in found] == found
-    assert said == [
-        f"resnet8 {what}, batch 2: setting up none",
-        f"resnet8 {what}, batch 2: setting up mssar",
-        f"resnet8 {what}, batch 2: measuring in turns, about 0.02 s",
-    ]
+    *ready, about = said
+    assert ready == [f"resnet8 {what}, batch 2: setting up {kind}" for kind in ("none", "mssar")]
+    takes = re.fullmatch(rf"resnet8 {what}, batch 2: measuring in turns, about (\S+) s", about)
+    assert float(takes[1]) >= 0.45  # three steps, however few seconds were asked for
+
+
+@pytest.mark.parametrize(
+    ("end", "ready", "needed"),
+    [(-1.0, 0, 0.02), (15.0, 1, 18.02), (30.0, 2, 36.0), (40.0, 2, None)],
+)
+def test_what_would_take_too_long_is_not_measured(monkeypatch, end, ready, needed):
+    """A step takes three seconds, to set up takes three steps, and so does measuring."""
+    now = [0.0]
+
+    class Ticking(torch.nn.Module):
+        def __init__(self, *_: int, **__: object) -> None:
+            super().__init__()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            now[0] += 1
+            return x
+
+    monkeypatch.setitem(RECALIBRATIONS, "mssar", Ticking)
+    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
+    runs, said = [run("mssar"), run("mssar")], list[str]()
+    if needed is None:
+        assert len(engine.measure(runs, "training", CPU, 0.01, said.append, end)) == 2
+    else:
+        with pytest.raises(engine.TooLongError) as error:
+            engine.measure(runs, "training", CPU, 0.01, said.append, end)
+        assert error.value.seconds == pytest.approx(needed)
+    assert sum("setting up" in one for one in said) == ready
+    assert sum("measuring" in one for one in said) == (needed is None)
 
 
 def test_what_is_timed_is_a_step_of_training():
@@ -299,7 +328,7 @@ def test_what_is_timed_is_compiled_as_training_compiles_it(monkeypatch):
     graphed: list[bool] = []
     monkeypatch.setattr(Learner, "step", lambda self, _: graphed.append(self.graphed))
     one, how = replace(run("mssar"), network="resnet20"), replace(CPU, compile=True, graph=True)
-    subject, _ = engine._made_ready(one, "training", engine.random_feed(one, how), how)
+    subject, *_ = engine._made_ready(one, "training", engine.random_feed(one, how), how)
     assert graphed == [False] * engine.WARM_UP + [True]
     assert subject.blocks is not None
     assert subject.forward is subject.model

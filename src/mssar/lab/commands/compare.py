@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mssar.lab.run import Run
 
 FOLDER = opt.RUNS / "compare"
+PAGE = 5.0  # seconds of a time budget that the page may take
 
 
 @grouped
@@ -110,6 +111,7 @@ def compare(
     record_in, timed_in = records or runs / "records.jsonl", times or runs / "timings.jsonl"
     budget = parse.seconds(time_budget)
     checksum = submission.checksum(dataset, data_dir)
+    timings.read(timed_in)  # what cannot be added to is said before anything is trained
     sweeps.gather(runs)
     beside = record_in.parent.glob("*.jsonl")
     known = _wanted(collect(sorted(beside)), asked, checksum, how.precision).records
@@ -128,10 +130,10 @@ def compare(
     if not leads():
         leave(outcome, "the same command")
         return
-    timed = True
+    short = None
     if seconds and not launched() and not outcome.left and not outcome.failures:
-        end = math.inf if budget is None else begun + budget - clock.RESERVE
-        timed = _time(asked[: len(kinds)], how.execution(), seconds, timed_in, end)
+        end = math.inf if budget is None else begun + budget - clock.RESERVE - PAGE
+        short = _time(asked[: len(kinds)], how.execution(), seconds, timed_in, end)
     places = [*sorted(record_in.parent.glob("*.jsonl")), timed_in, runs]
     found = _wanted(collect(p for p in places if p.exists()), asked, checksum, how.precision)
     if found.records:
@@ -144,12 +146,13 @@ def compare(
         if show:
             webbrowser.open(page.resolve().as_uri())
     leave(outcome, "the same command")
-    if not timed and not outcome.moved:  # not status 75: who calls again would do so for ever
+    if short is not None and not outcome.moved:  # not status 75, or who calls again would for ever
+        more = math.ceil(short + time.monotonic() - begun)
         raise ValueError(
-            f"all is trained, and to time steps takes more than {seconds * len(kinds):g} s; give a "
-            "longer --time-budget, or none, or fewer --seconds"
+            "all is trained, and there was no time to time steps: give a --time-budget of "
+            f"{more}s or more, or none, or fewer --seconds"
         )
-    if not timed:
+    if short is not None:
         say("mssar: too little is left of the time budget to time steps; the same command does it")
         raise typer.Exit(LEFT_OVER)
 
@@ -174,11 +177,11 @@ def _wanted(
     )
 
 
-def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: float) -> bool:
-    """A step of training with each, in turns, unless that was measured here in this way before;
-    False where there is no time for it until ``end``."""
+def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: float) -> float | None:
+    """A step of training with each, in turns, unless that was measured here in this way before.
+    Where there is no time for it until ``end``, how many seconds it takes at least."""
     from mssar.lab.engine import provenance
-    from mssar.lab.engine.timing import measure
+    from mssar.lab.engine.timing import TooLongError, measure
 
     conditions = {
         "batch": asked[0].recipe.batch,
@@ -198,19 +201,13 @@ def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: flo
         for run in asked
     ]
     if any(all(key in some for key in wanted) for some in before.values()):
-        return True
-
-    def tell(what: str) -> None:  # before each is set up, and before all are measured
-        if time.monotonic() + seconds * len(asked) > end:
-            raise TimeoutError
-        say(what)
-
+        return None
     try:
-        made = measure(asked, "training", how, seconds, tell)
-    except TimeoutError:
-        return False
+        made = measure(asked, "training", how, seconds, say, end)
+    except TooLongError as error:
+        return error.seconds
     timings.append(path, *made)  # when all is measured: what was interrupted is measured again
-    return True
+    return None
 
 
 def _print_table(made: Comparison, record_in: Path, page: Path) -> None:

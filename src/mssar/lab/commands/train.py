@@ -173,7 +173,7 @@ def train(
         return
     if outcome.records:
         _show(console(), outcome.records, runs)
-    leave(outcome, "the same command with --resume")
+    leave(outcome, f"the same command with --resume{' instead of --restart' * restart}")
 
 
 def _show(out: Console, records: list[Any], runs: Path) -> None:

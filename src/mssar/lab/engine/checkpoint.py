@@ -244,6 +244,10 @@ def _differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, ob
         yield path, a, b
 
 
+class InUseError(ValueError):
+    """Another process has a run's folder."""
+
+
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
     """A run's folder for this process alone. The lock ends with the process, however it ends."""
@@ -254,4 +258,4 @@ def held(directory: Path) -> Iterator[None]:
                 part.unlink()
             yield
     except Timeout:
-        raise ValueError(f"{directory} is in use by another process; wait, or stop it") from None
+        raise InUseError(f"{directory} is in use by another process; wait, or stop it") from None

@@ -42,6 +42,8 @@ def reason(error: Exception, run: Run, directory: Path) -> str:
         with suppress(OSError):  # a disk that is full says so soon enough
             write_whole(directory / NAME, "".join(traceback.format_exception(error)).encode())
             advice = f"; {directory / NAME} says where"
+    if isinstance(error, checkpoint.InUseError):  # what is there is the other's
+        return f"{run}: {what}"
     return f"{run}: {what}{kept(run, directory)}{advice}"
 
 

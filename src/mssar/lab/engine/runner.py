@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -52,6 +53,8 @@ def carry_out(
     and nobody has said.
     """
     begun = clock.begun or time.monotonic()
+    if width and width < stack:
+        raise ValueError(f"--stack {stack} needs a --fleet of {stack} or more; got {width}")
     load = loader(data_dir)
     for run in runs:
         run.check()
@@ -72,7 +75,8 @@ def carry_out(
             records.append(record_in[run], made)
 
     with joined(how.device) as world:
-        at_once = width or max(stack, 4 if how.device.type == "cuda" else 1)
+        few = 4 if how.device.type == "cuda" else 1
+        at_once = width or stack * math.ceil(few / stack)
         ready = time.monotonic() - begun
         with watching() if world.leads else nullcontext(Observer()) as observer:
             if how.compiled:

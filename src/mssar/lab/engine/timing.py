@@ -7,6 +7,7 @@ takes to be read is no part of it.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -33,6 +34,14 @@ from mssar.surgery.foreign import architecture
 WARM_UP = 2  # steps before any is timed: libraries search and set themselves up in the first
 TURN = 4  # steps that are timed one after the other on a GPU
 FEWEST = 3  # steps that are timed, however long they take
+
+
+class TooLongError(Exception):
+    """There is no time for it."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"to set up and measure takes {seconds:.3g} s or more")
+        self.seconds = seconds
 
 
 class Subject(Protocol):
@@ -104,8 +113,13 @@ def measure(
     execution: Execution,
     seconds: float,
     tell: Callable[[str], None] = lambda _: None,
+    end: float = math.inf,
 ) -> list[Timing]:
-    """Time runs of one network that differ in recalibration, in turns, for so long each."""
+    """Time runs of one network that differ in recalibration, in turns, for so long each.
+
+    Where that would take longer than ``end``, of ``time.monotonic``, a :class:`TooLongError` says
+    so, as soon as it is known.
+    """
     network, batch = runs[0].network, runs[0].recipe.batch
     assert all((run.network, run.recipe.batch) == (network, batch) for run in runs)
     device, made, heading = execution.device, now(), f"{network} {what}, batch {batch}"
@@ -114,13 +128,19 @@ def measure(
         feed = random_feed(runs[0], execution)
         if lane:  # a library's workspace stays: whoever came first would be charged for it
             _made_ready(runs[0], what, feed, replace(execution, graph=False))
-        ready = []
+        begun, slowest = time.monotonic(), 0.0
+        ready: list[tuple[Subject, int | None, float]] = []
         for run in runs:
+            _require_time(seconds * len(runs) + slowest * (len(runs) - len(ready)), begun, end)
             tell(f"{heading}: setting up {run.recalibration}")
+            before = time.monotonic()
             ready.append(_made_ready(run, what, feed, execution))
-        tell(f"{heading}: measuring in turns, about {seconds * len(runs):.3g} s")
-        times = in_turns([subject for subject, _ in ready], seconds, device)
-        peaks = [peak for _, peak in ready]
+            slowest = max(slowest, time.monotonic() - before)
+        takes = max(seconds * len(runs), FEWEST * sum(step for *_, step in ready))
+        _require_time(takes, begun, end)
+        tell(f"{heading}: measuring in turns, about {takes:.3g} s")
+        times = in_turns([subject for subject, *_ in ready], seconds, device)
+        peaks = [peak for _, peak, _ in ready]
         del ready
     if execution.compile:
         torch.compiler.reset()  # it gives up on a function that it has compiled often
@@ -148,11 +168,17 @@ def random_feed(run: Run, execution: Execution) -> ArraysFeed:
     return ArraysFeed(data, Resident(data, 0, device), recipe, 0, device, World())
 
 
+def _require_time(needed: float, begun: float, end: float) -> None:
+    now = time.monotonic()
+    if now + needed > end:
+        raise TooLongError(now - begun + needed)
+
+
 def _made_ready(
     run: Run, what: str, feed: Feed, execution: Execution
-) -> tuple[Subject, int | None]:
-    """Something to time, and on a GPU the most memory that a step of it takes: network, momentum,
-    gradients and maps."""
+) -> tuple[Subject, int | None, float]:
+    """Something to time; on a GPU the most memory that a step of it takes, network, momentum,
+    gradients and maps; and about how many seconds a turn takes."""
     device, peak = execution.device, None
     cuda = device.type == "cuda"
     if cuda:
@@ -162,16 +188,19 @@ def _made_ready(
     # Without a graph at first: what one holds is not seen when it is replayed.
     subject.execution = replace(execution, graph=False)
     for _ in range(WARM_UP):
+        begun = time.monotonic()
         if cuda:
             torch.cuda.reset_peak_memory_stats(device)
         subject.rewind()
         subject.step(0)
     if cuda:
+        torch.cuda.synchronize(device)
         peak = torch.cuda.max_memory_allocated(device) - before
+    took = (time.monotonic() - begun) * (TURN + 1 if cuda else 1)
     subject.execution = execution
     subject.rewind()
     subject.step(0)  # the graph is captured
-    return subject, peak
+    return subject, peak, took
 
 
 def in_turns(

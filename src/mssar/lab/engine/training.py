@@ -37,6 +37,11 @@ TICK = 0.5  # seconds between looks at the loss
 LOOK = 48  # steps between them, where several processes look
 
 
+def throw_away(directory: Path) -> None:
+    """What a run left that is to begin anew."""
+    checkpoint.discard(directory, result.NAME, failure.NAME, "events.out.tfevents.*")
+
+
 class Training:
     """A run's network, data and folder, for as long as it is trained.
 
@@ -99,7 +104,7 @@ class Training:
         else:
             self._prepare_alone()
         if self.anew and self.world.leads:
-            checkpoint.discard(self.directory, result.NAME, failure.NAME, "events.out.tfevents.*")
+            throw_away(self.directory)
         self.progress = resumption.progress(self) or checkpoint.Progress(
             self.run.as_dict(),
             self.data.checksum,
