@@ -257,6 +257,7 @@ def test_every_field_of_a_recipe_is_an_option():
         (("resnet8", "--decode", "disk"), "--decode is auto, workers or gpu; got 'disk'"),
         (("resnet8", "--time-budget", "soon"), "such as 90s, 9m or 1h30m; got 'soon'"),
         (("resnet8", "--resume", "--restart"), "say one of them"),
+        (("resnet8", "--stack", "3", "--fleet", "2"), "--stack 3 needs a --fleet of 3 or more"),
         (("resnet8", "--dataset", "imagefolder"), "say where: --data-dir DIR"),
         (("resnet8", "--dataset", "cifar100", "--data-dir", "."), "mssar data get cifar100"),
         (("resnet8", "--recipe", "ilsvrc2012"), "ilsvrc2012 is for photographs"),

@@ -119,6 +119,10 @@ def carry_out(
     anew: bool = False,
 ) -> Outcome | None:
     """Train runs here, or have them trained; None where that was only arranged."""
+    if how.fleet and how.fleet < how.stack:
+        raise ValueError(
+            f"--stack {how.stack} needs a --fleet of {how.stack} or more; got {how.fleet}"
+        )
     if submission.submit:
         assert not anew
         return hand_on(runs, how, folder, submission, data_dir, budget, record_in)
