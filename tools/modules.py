@@ -61,7 +61,7 @@ def errors(known: Sequence[Record], measured: Sequence[Timing]) -> Table:
 
 def _more(count: int, base: int) -> str:
     """What is added, and its share."""
-    return f"+{count - base:,}" + (f" (+{count / base - 1:.2%})" if count != base else "")
+    return f"+{count - base:,}" + (f" (+{count / base - 1:.1%})" if count != base else "")
 
 
 def conditions(known: Sequence[Record], measured: Sequence[Timing]) -> str:
