@@ -1,6 +1,7 @@
 """What people see of runs: every number that is told, on a terminal and without one."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from mssar.lab.display import Board, Both, Lines, duration, results, watching
 from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.recipes import CIFAR_DENSENET
 from mssar.lab.records import Epoch
-from mssar.lab.run import Run
+from mssar.lab.run import Normalisation, Run
 
 RUN = tiny(3, "mssar", epochs=40)
 EPOCH = Epoch(7, 0.1, 1.2345, 43.21, 1.5, 45.67, 1.0, 2.0)
@@ -150,6 +151,16 @@ def test_results_stand_beside_the_network_without_recalibration():
     assert rows[0][:6] == ["resnet8", "none", "tiny", "0", "40.00%", "10"]
     assert rows[1][:6] == ["resnet8", "mssar", "tiny", "0", "38.50%", "-1.50"]
     assert rows[2][4:6] == ["10.00%", "0.33%"]  # nothing to compare it with
+
+
+def test_results_of_other_colours_are_not_beside_each_other():
+    other = replace(tiny(), normalisation=Normalisation((0.5,) * 3, (0.5,) * 3))
+    console = plain()
+    for none in (tiny(), other):
+        runs = ((none, 40.0), (tiny(recalibration="mssar"), 38.5))
+        both = [made(f"{error}", run=one.as_dict(), error=error) for one, error in runs]
+        console.print(results(both))
+    assert said(console).count("-1.50") == 1
 
 
 @pytest.mark.parametrize("classes", [5, 6])

@@ -11,7 +11,12 @@ from mssar.lab.recipes import varied
 from mssar.lab.report import build, tables
 from mssar.lab.report.collect import Collection
 from mssar.lab.report.comparison import comparisons
-from mssar.lab.report.groups import grouped
+from mssar.lab.report.groups import grouped, named
+from mssar.lab.run import Normalisation
+from mssar.surgery import foreign
+
+HALF = Normalisation((0.5,) * 3, (0.25,) * 3)
+OWN = Normalisation(*foreign.IMAGENET)
 
 
 def otherwise(recorded, precision="bf16", checksum="sha256:0"):
@@ -152,3 +157,57 @@ def test_what_the_paper_does_not_say_makes_another_recipe(change):
     assert not any(state.n for state in planned.cells)
     (beside,) = comparisons(grouped([*papers, *none]), [], every=True)[:1]
     assert [row.mean for row in beside.rows] == pytest.approx([8.5, 7.0])
+
+
+def missing(library):
+    raise ValueError(f"{library} cannot be imported")
+
+
+def test_other_colours_make_another_comparison():
+    """Rows of each are held against none of the same, and their names say which."""
+
+    def seen(errors, kind="none", normalisation=None):
+        made = replace(run_of("resnet18", kind, "imagefolder"), normalisation=normalisation)
+        return [record_of(replace(made, seed=s), e) for s, e in enumerate(errors)]
+
+    usual = [*seen([8.0, 8.1, 7.9]), *seen([7.0, 7.1, 6.9], "mssar")]
+    other = [*seen([5.0, 5.1, 4.9], normalisation=HALF), *seen([4.5, 4.6, 4.4], "mssar", HALF)]
+    said = "mean=0.5,0.5,0.5 std=0.25,0.25,0.25"
+    for recorded in ([*usual, *other], [*other, *usual]):
+        groups = grouped(recorded)
+        both = {one.recipe: one for one in comparisons(groups, [], every=True)}
+        assert both.keys() == {"", said}
+        assert [row.mean for row in both[""].rows] == pytest.approx([8.0, 7.0])
+        assert [row.mean for row in both[said].rows] == pytest.approx([5.0, 4.5])
+        rows = tables.own_table("others", "", "", groups).rows
+        gains = {row.options: row.claim.gain for row in rows if row.claim}
+        assert gains == {"": pytest.approx(1.0), said: pytest.approx(0.5)}
+
+
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.usefixtures("timm")
+def test_colours_are_named_where_a_network_usually_has_others(monkeypatch, here):
+    def name(network, normalisation, dataset="imagefolder"):
+        run = run_of(network, "none", dataset)
+        return named(replace(run, normalisation=normalisation).as_dict())
+
+    if not here:
+        monkeypatch.setattr(foreign, "imported", missing)
+    half = Normalisation((0.5,) * 3, (0.5,) * 3)
+    keras = Normalisation(foreign.MEAN, (1.0,) * 3)
+    assert name("torchvision:resnet50_keras", keras).particulars == ""
+    own = "mean=0.485,0.456,0.406 std=0.229,0.224,0.225"
+    assert name("torchvision:resnet50_keras", None).particulars == own
+    assert name("torchvision:mobilenet_v2", None).particulars == ""
+    assert name("resnet18", OWN).particulars == own  # made by hand: the command leaves that out
+    said = "mean=0.5,0.5,0.5 std=0.5,0.5,0.5"
+    assert name("timm:test_resnet", half).particulars == ("" if here else said)
+    assert name("timm:test_resnet", None).particulars == (own if here else "")
+    assert name("resnet20", half, "cifar10").particulars == said
+
+
+@pytest.mark.parametrize("strange", [3, {"mean": "x"}, {}, [[0.5], [0.5]]])
+def test_strangers_colours_are_no_reason_to_show_nothing(strange):
+    made = record_of(run_of("resnet18", dataset="imagefolder"))
+    groups = grouped([made, replace(made, run={**made.run, "normalisation": strange})])
+    assert [group.mean for group in groups] == [8.0, 8.0]

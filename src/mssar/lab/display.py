@@ -232,4 +232,5 @@ def results(records: Sequence[Record], width: int = WIDE) -> Table:
 
 def _beside(record: Record) -> tuple[str, str, int, str]:
     run = record.run
-    return run["network"], run["dataset"], run["seed"], f"{run['recipe']} {run.get('weights')}"
+    how = (run["recipe"], run.get("weights"), run.get("normalisation"))
+    return run["network"], run["dataset"], run["seed"], str(how)

@@ -310,9 +310,9 @@ def elsewhere(name: str) -> Foreign:
 
 
 def _describe_torchvision(short: str) -> Foreign:
-    models = imported("torchvision").models
-    if short == KERAS:
+    if short == KERAS:  # which is known without torchvision
         return Foreign("torchvision", KERAS, mean=MEAN, std=(1.0, 1.0, 1.0))
+    models = imported("torchvision").models
     known = [*models.list_models(module=models), KERAS]  # those that classify
     if short not in known:
         raise _unknown("torchvision", short, known)

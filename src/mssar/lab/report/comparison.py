@@ -23,7 +23,8 @@ def comparisons(
     compared is on the same data and in one precision."""
     alike: dict[str, list[Group]] = {}
     for group in groups:
-        run = {name: group.run.get(name) for name in ("network", "dataset", "recipe", "weights")}
+        alike_in = ("network", "dataset", "recipe", "weights", "normalisation")
+        run = {name: group.run.get(name) for name in alike_in}
         key = json.dumps([run, group.conditions], sort_keys=True)
         alike.setdefault(key, []).append(group)
     return [

@@ -14,7 +14,8 @@ from mssar.lab.recipes import UNWRITTEN
 from mssar.lab.records import Record, later
 from mssar.lab.report.content import Claim, Verdict
 from mssar.lab.report.welch import margin, p_value
-from mssar.lab.run import Run, text_of, usual_recipe
+from mssar.lab.run import Run, text_of, usual_normalisation, usual_recipe
+from mssar.surgery import foreign
 
 ENOUGH = 3  # runs of either side, to judge by their spread; the paper's own number
 
@@ -27,7 +28,9 @@ class Name:
     recalibration: str
     options: str  # those that are not the default
     dataset: str
-    recipe: str  # where it is not the usual one; the weights it began with; what tells it apart
+    recipe: (
+        str  # where it is not the usual one; weights it began with, colours; what tells it apart
+    )
 
     @property
     def particulars(self) -> str:
@@ -92,6 +95,7 @@ def _recipe(run: Mapping[str, Any]) -> str:
     recipe, weights = run["recipe"], run.get("weights")
     begun = [f"weights={weights.get('file')}"] if isinstance(weights, Mapping) else []
     usual = usual_recipe(run["network"], run["dataset"], begun=bool(begun)).as_dict()
+    begun += _colours(run)
     if recipe == usual:
         return " ".join(begun)
     changed = _changed(recipe, usual)
@@ -101,6 +105,22 @@ def _recipe(run: Mapping[str, Any]) -> str:
         del changed["augmentation"]
         changed |= _changed(augmentation, usual["augmentation"])
     return " ".join([*(f"{name}={_text(value)}" for name, value in changed.items()), *begun])
+
+
+def _colours(run: Mapping[str, Any]) -> list[str]:
+    """What pixels were normalised by, where that is not usual. Where the network's library is not
+    here to say what is, it is the data set's own."""
+    given = run.get("normalisation")
+    try:
+        made = usual_normalisation(run["network"], run["dataset"])
+    except ValueError:
+        made = None
+    usual = {"mean": list(made.mean), "std": list(made.std)} if made else None
+    if not isinstance(given, Mapping):
+        given = usual and dict(zip(usual, foreign.IMAGENET, strict=True))  # photographs' own
+    if given is None or given == usual:
+        return []
+    return [f"{name}={_text(given.get(name))}" for name in ("mean", "std")]
 
 
 def _changed(found: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -227,7 +227,7 @@ def own_table(name: str, title: str, note: str, groups: Sequence[Group]) -> Tabl
 
 
 def _is_base(other: Group, group: Group) -> bool:
-    alike = ("network", "dataset", "recipe", "weights")
+    alike = ("network", "dataset", "recipe", "weights", "normalisation")
     same = all(other.run.get(name) == group.run.get(name) for name in alike)
     same = same and other.conditions == group.conditions
     ours, theirs = group.run["recalibration"], other.run["recalibration"]
