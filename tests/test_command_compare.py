@@ -58,6 +58,27 @@ def test_everything_is_trained_once_recorded_timed_and_shown():
     assert rows[1]["ms"] == measured[1].median_ms
 
 
+def test_times_are_those_of_this_very_call():
+    """Not of another batch or of compiled steps, though these were measured later."""
+    words = (*QUICK[:-4], "--device", "cpu", "--modules", "none,simam", "--seeds", "1")
+    place = Path("runs/compare/timings.jsonl")
+
+    def shown(batch: int) -> list[float]:
+        said = invoke(*words, "--batch", str(batch), "--seconds", "0.01", "--json").stdout
+        return [row["ms"] for row in json.loads(said)["rows"]]
+
+    first, other = shown(8), shown(10)
+    mine = timings.read(place)[:2]
+    assert first == [one.median_ms for one in mine] != other
+    late = {"made": "2099-01-01T00:00:00+00:00", "median_ms": 1e3, "p80_ms": 1e4}
+    timings.append(place, *(replace(one, compile=True, **late) for one in mine))
+    elsewhere = {"environment": {"hardware": "another machine"}}
+    timings.append(place, *(replace(one, **elsewhere, **late) for one in mine))
+    assert shown(8) == first
+    assert shown(10) == other
+    assert len(timings.read(place)) == 8  # nothing was measured again
+
+
 def test_a_budget_holds_for_timing_too():
     words = (*QUICK, "--modules", "none,simam", "--seeds", "1")
     place, long = Path("runs/compare/timings.jsonl"), ("--seconds", "40", "--time-budget", "1m")

@@ -88,6 +88,24 @@ def test_times_are_of_one_set_that_was_measured_in_turns():
     assert {row.ms for row in made.rows} == {None}
 
 
+def test_times_are_of_steps_as_the_runs_took_them():
+    """However full or late other sets are."""
+    mine, later = timed(("none", "mssar")), {"made": "2026-03-01T00:00:00+00:00"}
+    others = [
+        *timed(batch=256, median_ms=5.0, **later),
+        *timed(precision="fp32", median_ms=6.0, **later),
+    ]
+    for measured in ([*mine, *others], [*others, *mine]):
+        (made,) = comparisons(grouped(recorded()), measured)
+        assert [row.ms for row in made.rows] == [10.0, None, 11.0]
+    again = timed(("none", "mssar"), median_ms=7.0, **later)
+    for measured in ([*mine, *again], [*again, *mine]):
+        (made,) = comparisons(grouped(recorded()), measured)
+        assert [row.ms for row in made.rows] == [7.0, None, 7.0]
+    (made,) = comparisons(grouped(recorded()), others)
+    assert (made.measured, {row.ms for row in made.rows}) == ("", {None})
+
+
 def test_how_each_was_trained_is_said_where_it_differs():
     """By what code, compiled or not, and in stacks of how many."""
     alike = [replace(r, code={"version": "1", "commit": "a" * 40}) for r in recorded()]
@@ -167,7 +185,7 @@ def test_the_page_has_a_table_and_a_figure_without_scripts():
     assert "Not timed with these, and so not drawn: ECA." in some
     untimed = page.tables(build.side_by_side(Collection(recorded(), [])))
     assert "<svg" not in untimed
-    assert "The time was not measured." in untimed
+    assert "The time was not measured with the batch and in the precision of these runs." in untimed
 
 
 def test_names_in_the_figure_do_not_overlap():

@@ -7,7 +7,7 @@ import time
 import webbrowser
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mssar.lab.records import Record
     from mssar.lab.report.collect import Collection
     from mssar.lab.run import Run
+    from mssar.lab.timings import Timing
 
 FOLDER = opt.RUNS / "compare"
 PAGE = 5.0  # seconds of a time budget that the page may take
@@ -85,6 +86,7 @@ def compare(
     mssar compare resnet20 --dataset cifar100 --submit local
     """
     from mssar.lab.engine import clock
+    from mssar.lab.engine.timing import TooLongError
     from mssar.lab.engine.world import launched, leads
     from mssar.lab.report import build
     from mssar.lab.report.collect import collect
@@ -130,16 +132,20 @@ def compare(
     if not leads():
         leave(outcome, "the same command")
         return
+    timed: list[Timing] = []
     short = None
     if seconds and not launched() and not outcome.left and not outcome.failures:
         end = math.inf if budget is None else begun + budget - clock.RESERVE - PAGE
-        short = _time(asked[: len(kinds)], how.execution(), seconds, timed_in, end)
+        try:
+            timed = _time(asked[: len(kinds)], how.execution(), seconds, timed_in, end)
+        except TooLongError as error:
+            short = error.seconds
     places = [*sorted(record_in.parent.glob("*.jsonl")), timed_in, runs]
     found = _wanted(collect(p for p in places if p.exists()), asked, checksum, how.precision)
     if found.records:
         page = runs / "report.html"
         runs.mkdir(parents=True, exist_ok=True)  # nothing was trained, if all was recorded
-        made = build.side_by_side(found, build.Maps(data_dir, say))
+        made = build.side_by_side(found, build.Maps(data_dir, say), timed=timed)
         write(made, page)
         (first, *_) = made.comparisons
         print_json(asdict(first)) if as_json else _print_table(first, record_in, page)
@@ -177,11 +183,11 @@ def _wanted(
     )
 
 
-def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: float) -> float | None:
-    """A step of training with each, in turns, unless that was measured here in this way before.
-    Where there is no time for it until ``end``, how many seconds it takes at least."""
+def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: float) -> list[Timing]:
+    """A step of training with each, in turns: as it was measured here in this way the last time, or
+    is now, if there is time for it until ``end``."""
     from mssar.lab.engine import provenance
-    from mssar.lab.engine.timing import TooLongError, measure
+    from mssar.lab.engine.timing import measure
 
     conditions = {
         "batch": asked[0].recipe.batch,
@@ -190,24 +196,19 @@ def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: flo
         "compile": how.compile,
     }
     hardware = provenance.hardware(how.device)
-    before: dict[str, list[dict[str, Any]]] = {}
+    before: dict[str, list[Timing]] = {}
     for one in timings.read(path):
         alike = all(getattr(one, name) == value for name, value in conditions.items())
         if alike and one.environment["hardware"] == hardware and one.what == "training":
-            key = {"net": one.network, "kind": one.recalibration, "options": one.options}
-            before.setdefault(one.made, []).append(key)
-    wanted = [
-        {"net": run.network, "kind": run.recalibration, "options": run.as_dict()["options"]}
-        for run in asked
-    ]
-    if any(all(key in some for key in wanted) for some in before.values()):
-        return None
-    try:
-        made = measure(asked, "training", how, seconds, say, end)
-    except TooLongError as error:
-        return error.seconds
+            before.setdefault(one.made, []).append(one)
+    wanted = [(run.network, run.recalibration, run.as_dict()["options"]) for run in asked]
+    for _, some in sorted(before.items(), reverse=True):
+        there = [(one.network, one.recalibration, one.options) for one in some]
+        if all(key in there for key in wanted):
+            return some
+    made = measure(asked, "training", how, seconds, say, end)
     timings.append(path, *made)  # when all is measured: what was interrupted is measured again
-    return None
+    return made
 
 
 def _print_table(made: Comparison, record_in: Path, page: Path) -> None:

@@ -22,6 +22,7 @@ from mssar.lab.report.differences import differences, on_real_pictures
 from mssar.lab.report.findings import at_once, claims, compared, comparison, coverage
 from mssar.lab.report.groups import Group, grouped, named, provenance
 from mssar.lab.report.maps import explained
+from mssar.lab.timings import Timing
 from mssar.networks.registry import NETWORKS
 from mssar.networks.weights import PRETRAINED, read
 
@@ -117,10 +118,17 @@ def demo(found: Collection, maps: Maps | None = None, *, live: bool = False) -> 
     )
 
 
-def side_by_side(found: Collection, maps: Maps | None = None, *, live: bool = False) -> Page:
-    """Recalibrations of the same network, whatever they are."""
+def side_by_side(
+    found: Collection,
+    maps: Maps | None = None,
+    *,
+    timed: Sequence[Timing] = (),
+    live: bool = False,
+) -> Page:
+    """Recalibrations of the same network, whatever they are; beside errors are the steps that were
+    ``timed`` for this, if there are any."""
     groups = grouped(found.records)
-    beside = comparisons(groups, found.timings, every=True)
+    beside = comparisons(groups, timed or found.timings, every=True)
     return _page(
         found,
         "comparison",

@@ -84,13 +84,16 @@ def _key(group: Group) -> tuple[str, str]:
 
 
 def _in_turns(groups: Sequence[Group], measured: Sequence[Timing]) -> dict[tuple[str, str], Timing]:
-    """Steps of training that were timed together: of all such sets the one that has most of these,
-    of several the latest. Times of different sets are not comparable."""
-    wanted = {_key(group) for group in groups}
+    """Steps of training that were timed together, with the batch and in the precision of the runs:
+    of all such sets the one that has most of these, of several the latest. Times of different sets
+    are not comparable, and of another step they would say nothing of these errors."""
+    wanted, first = {_key(group) for group in groups}, groups[0]
+    batch, (_, precision) = first.run["recipe"].get("batch"), first.conditions
+    step = (first.name.network, "training", batch, precision)
     sets: dict[str, dict[tuple[str, str], Timing]] = {}
     for one in measured:
         key = (one.recalibration, options_of(one.network, one.recalibration, one.options))
-        if one.network == groups[0].name.network and one.what == "training" and key in wanted:
+        if (one.network, one.what, one.batch, one.precision) == step and key in wanted:
             together = (one.made, one.command, one.environment, one.size, one.batch, how(one))
             sets.setdefault(json.dumps(together, sort_keys=True), {})[key] = one
     return max(sets.values(), key=lambda some: (len(some), _when(some)), default={})
