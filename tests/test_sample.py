@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from test_experiments import record_of, run_of
 from test_maps import decoded, picture
 
 import mssar
@@ -20,6 +21,7 @@ from mssar.lab.recipes import varied
 from mssar.lab.report import build
 from mssar.lab.report.collect import Collection, collect
 from mssar.lab.report.content import Explained
+from mssar.lab.report.groups import named
 from mssar.lab.report.maps import explained
 from mssar.lab.report.phrases import wording
 from mssar.networks.weights import PRETRAINED
@@ -171,6 +173,33 @@ def test_a_run_by_another_recipe_does_not_stand_for_them():
     seen = [path.stem for path, _ in build._worth_seeing(here, "reproduction")]
     assert "decay" in seen
     assert "resnet20-mssar-cifar100" in seen
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_runs_by_the_usual_recipe_come_before_others(turn):
+    """In whatever order records are. Others have what room is left, another network's first."""
+
+    def run(network, seed=0, **changes):
+        made = run_of(network, "mssar", "cifar100", seed)
+        return replace(made, recipe=varied(made.recipe, **changes))
+
+    def seen(*runs):
+        made = [record_of(one) for one in runs[::turn]]
+        said = {r.id: f"{named(r.run).label} {r.run['seed']}" for r in made}
+        here = Collection(made, folders={name: Path(label) for name, label in said.items()})
+        return [said[name] for _, name in build._worth_seeing(here, "reproduction")]
+
+    usual, decayed = "resnet20 mssar", "resnet20 mssar weight_decay=0.0005"
+    other = run("resnet20", weight_decay=5e-4)
+    assert seen(other, run("resnet20", 1)) == [f"{usual} 1", f"{decayed} 0"]
+    assert seen(other, run("resnet56", 1)) == ["resnet56 mssar 1", f"{decayed} 0"]
+    large = run("resnet56", weight_decay=5e-4)
+    assert seen(other, run("resnet20"), large) == [
+        f"{usual} 0",
+        "resnet56 mssar weight_decay=0.0005 0",
+    ]
+    assert set(seen(other, run("resnet20"), run("resnet56"))) == {f"{usual} 0", "resnet56 mssar 0"}
+    assert seen(other, run("resnet20", 1, weight_decay=5e-4)) == [f"{decayed} 0"]  # each once
 
 
 def test_a_recipe_that_is_not_the_usual_one_is_in_the_name():

@@ -20,7 +20,7 @@ from mssar.lab.report.comparison import comparisons
 from mssar.lab.report.content import Comparison, Difference, Explained, Page, Table
 from mssar.lab.report.differences import differences, on_real_pictures
 from mssar.lab.report.findings import at_once, claims, compared, comparison, coverage
-from mssar.lab.report.groups import Group, grouped, named, provenance
+from mssar.lab.report.groups import Group, Name, grouped, named, provenance
 from mssar.lab.report.maps import explained
 from mssar.lab.timings import Timing
 from mssar.networks.registry import NETWORKS
@@ -193,31 +193,35 @@ def _in_order(groups: Iterable[Group], shown: Sequence[str]) -> list[Group]:
 
 
 def _worth_seeing(found: Collection, kind: str) -> list[tuple[Path, str]]:
-    """Finished runs with MS-SAR, a network and data set once; in the demo SE's too.
+    """Finished runs with MS-SAR, a network and data set once; in the demo SE's too. As usual comes
+    before otherwise, and what room is left has others of the same network and data set.
 
     And weights that come with the package, if the page has their record and no such run; in the
     demo before all, since its pictures are real.
     """
     wanted = ("mssar", "se") if kind == "demo" else ("mssar",)
-    chosen: dict[tuple[object, ...], tuple[Path, str]] = {}
-    by_kind = sorted(found.records, key=lambda r: (_rank(r, wanted), r.run["seed"]))
-    for record in by_kind:
-        if record.run["recalibration"] in wanted and record.id in found.folders:
-            chosen.setdefault(_key(record), (found.folders[record.id], record.id))
-    runs = list(chosen.values())[:SEEN]
+
+    def order(record: Record) -> tuple[bool, int, int]:
+        name = named(record.run)
+        return bool(name.particulars), wanted.index(name.recalibration), record.run["seed"]
+
+    here = (record for record in found.records if record.id in found.folders)
+    local = [record for record in here if record.run["recalibration"] in wanted]
+    first: dict[tuple[str, str, str], tuple[Path, str]] = {}
+    others: dict[Name, tuple[Path, str]] = {}
+    for record in sorted(local, key=order):
+        name, one = named(record.run), (found.folders[record.id], record.id)
+        first.setdefault((name.network, name.dataset, name.recalibration), one)
+        others.setdefault(name, one)
+    runs = list(dict.fromkeys((*first.values(), *others.values())))[:SEEN]
     if kind == "demo":
         return [*((path, path.stem) for path in _own_weights()[:SEEN]), *runs]
     whose = {record.id: (named(record.run), record.run["seed"]) for record in found.records}
-    here = {whose[name] for _, name in runs}  # they bear these names on the page
+    shown = {whose[name] for _, name in runs}  # they bear these names on the page
     notes = ((path, read(path).note or {}) for path in _own_weights())
     packed = ((path, note.get("record", "")) for path, note in notes)
-    ours = [(path, name) for path, name in packed if name in whose and whose[name] not in here]
+    ours = [(path, name) for path, name in packed if name in whose and whose[name] not in shown]
     return [*runs, *ours]
-
-
-def _key(record: Record) -> tuple[object, ...]:
-    run = record.run
-    return run["network"], run["dataset"], run["recalibration"]
 
 
 def _own_weights() -> list[Path]:
@@ -228,8 +232,3 @@ def _own_weights() -> list[Path]:
     ]
     found.sort(key=lambda path: names[path][2])
     return sorted(found, key=lambda path: [*NETWORKS].index(names[path][0]), reverse=True)
-
-
-def _rank(record: Record, wanted: Sequence[str]) -> int:
-    kind = record.run["recalibration"]
-    return wanted.index(kind) if kind in wanted else len(wanted)
