@@ -1,6 +1,7 @@
 """Weights to begin with: which files are read, and where they fit."""
 
 import pickle
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -130,15 +131,69 @@ def test_what_does_not_fit_is_refused_with_the_first_names(weights):
     initial.fit(model, older, "f")
 
 
-def test_weights_of_another_network_are_called_that():
-    """Where their file says what they are of."""
-    begun = Initial.of(PRETRAINED["resnet20-none-cifar100"])
-    said = r"cifar100.safetensors \(resnet20 with 'none'\) does not fit CifarResNet: it lacks"
-    with pytest.raises(ValueError, match=said):
-        Run("resnet56", dataset="cifar100", weights=begun).begun(100)
-    begun = Initial.of(PRETRAINED["resnet20-mssar-cifar100"])
-    with pytest.raises(ValueError, match=r"\(resnet20 with 'mssar'\) does not fit CifarResNet"):
-        Run("resnet20", dataset="cifar100", weights=begun).begun(100)
+@pytest.mark.parametrize(
+    ("file", "network", "recalibration", "options", "said"),
+    [
+        ("none", "resnet56", "none", {}, "resnet56 with 'none': ask for network resnet20"),
+        ("none", "resnet56", "mssar", {}, "resnet56 with 'mssar': ask for network resnet20"),
+        ("none", NET, "mssar", {}, f"{NET} with 'mssar': ask for network resnet20"),
+        (
+            *("mssar", "resnet56", "none", {}),
+            "resnet56 with 'none': ask for network resnet20, recalibration mssar",
+        ),
+        ("mssar", "resnet20", "none", {}, "resnet20 with 'none': ask for recalibration mssar"),
+        ("mssar", "resnet20", "se", {}, "resnet20 with 'se': ask for recalibration mssar"),
+        (
+            *("mssar", "resnet20", "mssar", {"scales": (1, 2)}),
+            "resnet20 with 'mssar' and scales=1,2: ask for scales=1,2,4",
+        ),
+        (
+            *("mssar", "resnet20", "mssar", {"strategy": "sliding", "reduction": 3}),
+            "resnet20 with 'mssar' and strategy=sliding reduction=3: "
+            "ask for strategy=regional, reduction=1",
+        ),
+        (
+            *("mssar", "resnet56", "mssar", {"reduction": 3}),
+            "resnet56 with 'mssar' and reduction=3: ask for network resnet20, reduction=1",
+        ),
+        (
+            *("mssar", NET, "mssar", {"where": ("layer1",)}),
+            f"{NET} with 'mssar' and where=layer1: ask for network resnet20, where=blocks",
+        ),
+    ],
+)
+def test_weights_of_something_else_are_called_that(file, network, recalibration, options, said):
+    """Where their file says what they are of; and what would do is said, which no tensor tells."""
+    name = f"resnet20-{file}-cifar100"
+    begun = Initial.of(PRETRAINED[name])
+    line = rf"{name}\.safetensors \(resnet20 with '{file}'\) does not fit {re.escape(said)}$"
+    with pytest.raises(ValueError, match=line):
+        Run(network, recalibration, options, "cifar100", weights=begun).begun(100)
+
+
+def test_what_would_do_has_all_that_is_not_usual():
+    """And a network of another version, a place and a stranger's text are no trouble."""
+    there = {"x": torch.ones(1), "recalibrate.x": torch.ones(1)}  # with layers, so it seems
+
+    def said(network, recalibration, **options):
+        note = {"network": network, "recalibration": recalibration, "options": options}
+        with pytest.raises(ValueError, match=r"^f does not fit") as found:
+            foreign.build(NET, "none", tensors=there, source="f", note=note)
+        return str(found.value).removeprefix(f"f does not fit {NET} with 'none': ask for ")
+
+    own = {"scales": [1, 2, 4], "strategy": "regional"}
+    assert said(NET, "mssar", **own, reduction="auto") == "recalibration mssar"
+    assert said(NET, "mssar", **own, where=["layer1", "layer2"], reduction=2) == (
+        "recalibration mssar, where=layer1,layer2, reduction=2"
+    )
+    assert said("resnext50", "mssar", **own, reduction=16) == (
+        "network resnext50, recalibration mssar"
+    )
+    assert said("resnet21", "mssar", **{**own, "scales": [1, 2]}, stage="multi") == (
+        "network resnet21, recalibration mssar, scales=1,2"
+    )
+    assert said("\x1b[2J", "none") == "'network \\x1b[2J'"
+    assert said(NET, "none").startswith("f does not fit ResNet: it lacks ")  # nothing differs
 
 
 def test_layers_of_other_scales_are_refused():

@@ -41,7 +41,7 @@ Colours: TypeAlias = tuple[float, float, float]
 LONGEST = 100  # bytes of a network's name, and of its options, in a folder's (255 at most)
 _NAME = r"[a-zA-Z0-9][\w.-]{0,29}"  # of a data set
 PHOTOGRAPHS = ("imagefolder", "ilsvrc2012")
-USUAL_PLACE = "blocks"  # where layers are inserted, where nobody says
+USUAL_PLACE = foreign.WHERE
 GENERATOR = threading.RLock()  # held by whoever seeds torch's own; runs may be side by side
 
 
@@ -61,8 +61,9 @@ class Initial:
             raise ValueError(f"there is no file {path} with weights to begin with")
         return cls(path.name, initial.digest(path), path)
 
-    def read(self) -> tuple[dict[str, Tensor], str]:
-        """They themselves, if they are still what they were; and what they are called."""
+    def read(self) -> tuple[dict[str, Tensor], str, dict[str, Any] | None]:
+        """They themselves, if they are still what they were; what they are called; their note."""
+        note: dict[str, Any] | None = None
         if self.path is None and not foreign.is_foreign(self.file):
             raise ValueError(f"this run begins with {self.file}: name that file with --weights")
         if self.path is None:
@@ -70,12 +71,12 @@ class Initial:
             now = initial.digest_of(found)
         else:
             read = initial.read(self.path)
-            found = read.tensors
+            found, note = read.tensors, read.note
             called = f"{self.path} ({read.holds})" if read.holds else str(self.path)
             now = initial.digest(self.path)
         if now != self.sha256:
             raise ValueError(f"{self.path or self.file} is not what it was: its SHA-256 is {now}")
-        return found, called
+        return found, called, note
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Run:
         """The network that the run begins with: its initial weights are in it, if it has any."""
         begin: dict[str, Any] = {}
         if self.weights is not None:
-            begin["tensors"], begin["source"] = self.weights.read()
+            begin["tensors"], begin["source"], begin["note"] = self.weights.read()
         made = self._built(num_classes, **begin)
         for name, tensor in made.state_dict().items():
             if tensor.device.type != "meta" and not tensor.isfinite().all():

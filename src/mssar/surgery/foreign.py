@@ -23,7 +23,8 @@ from mssar.extras import advice
 from mssar.networks import registry
 from mssar.networks.hub import UNREACHABLE, quiet, trouble
 from mssar.networks.recalibration import OURS
-from mssar.networks.registry import Architecture
+from mssar.networks.registry import NETWORKS, Architecture
+from mssar.options import defaults
 from mssar.surgery import initial
 from mssar.surgery.heads import classes
 from mssar.surgery.insertion import insert
@@ -32,6 +33,7 @@ Colours: TypeAlias = tuple[float, float, float]
 IMAGENET: tuple[Colours, Colours] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LIBRARIES = {"timm": "timm", "torchvision": "images"}  # and the extras that bring them
 RECALIBRATIONS = ("none", "se", "mssar")
+WHERE = "blocks"  # where layers are inserted, where nobody says
 SEVERAL = ("googlenet", "inception_v3")
 DEFAULTS: dict[str, Any] = {"reduction": "auto"}
 # torchvision's ResNet-50 as Keras has it, for weights from there: pixels less their mean alone.
@@ -86,6 +88,7 @@ def build(
     *,
     tensors: Mapping[str, Tensor] | None = None,
     source: str = "",
+    note: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> nn.Module:
     """A network by its name, ours or another library's.
@@ -97,23 +100,26 @@ def build(
         tensors: a state dict that it begins with; see :func:`mssar.surgery.initial.fit`. Where
             layers of ours are wanted and are not in it, it is loaded first and they are inserted.
         source: what these tensors are called where they do not fit.
+        note: what is known of them, as in :class:`mssar.networks.weights.Weights`: where it is not
+            what is built, a misfit is told by that.
         options: of the recalibration, as :func:`mssar.insert` takes them.
     """
     if not is_foreign(name):
         made: nn.Module = registry.create_model(name, recalibration, num_classes, **options)
         if tensors is not None:
-            _begin(made, name, recalibration, options, tensors, source)
+            _begin(made, name, recalibration, options, tensors, source, note)
         return made
     require_insertable(name, recalibration)
     before = tensors is not None and not initial.recalibrated(tensors)
+    otherwise = _otherwise(note, name, recalibration, options, before=before)
     with torch.device("cpu"):  # not all of them can be made without numbers
         made = bare(name, num_classes)
         if tensors is not None and before:
-            initial.fit(made, tensors, source)
+            initial.fit(made, tensors, source, otherwise)
         if recalibration != "none":
             insert(made, **_inserting(recalibration, options))
         if tensors is not None and not before:
-            initial.fit(made, tensors, source)
+            initial.fit(made, tensors, source, otherwise)
     return made
 
 
@@ -124,17 +130,69 @@ def _begin(
     options: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     source: str,
+    note: Mapping[str, Any] | None,
 ) -> None:
     """Fill a network of ours; from one without our layers by way of an insertion."""
     inserted = recalibration in OURS and options.get("stage") != "single"
-    if not inserted or initial.recalibrated(tensors):
-        initial.fit(model, tensors, source)
+    before = inserted and not initial.recalibrated(tensors)
+    otherwise = _otherwise(note, name, recalibration, options, before=before)
+    if not before:
+        initial.fit(model, tensors, source, otherwise)
         return
     plain = registry.create_model(name, "none", classes(model))
     plain.fc.load_state_dict(model.get_submodule("fc").state_dict())  # where it stays fresh
-    initial.fit(plain, tensors, source)
+    initial.fit(plain, tensors, source, otherwise)
     insert(plain, **_inserting(recalibration, options))
     model.load_state_dict(plain.state_dict())  # the names are the same
+
+
+def _otherwise(
+    note: Mapping[str, Any] | None,
+    name: str,
+    recalibration: str,
+    options: Mapping[str, Any],
+    *,
+    before: bool,
+) -> str | None:
+    """What is built, and what a file's note says that is something else; None where nothing is.
+
+    With tensors from ``before`` layers are inserted, the network alone has to be the note's.
+    """
+    if note is None:
+        return None
+    made, wanted = f"{name} with {recalibration!r}", []
+    if note["network"] != name:
+        wanted.append(f"network {note['network']}")
+    if not before:
+        same = note["recalibration"] == recalibration
+        if not same:
+            wanted.append(f"recalibration {note['recalibration']}")
+        usual = _usual(name, recalibration)
+        given = {k: v for k, v in options.items() if same and v != usual.get(k)}
+        ours = _usual(note["network"], note["recalibration"]) | given
+        theirs = {"where": WHERE} | note["options"]
+        other = [k for k, v in theirs.items() if _listed(v) != _listed(ours.get(k))]
+        wanted += [f"{k}={_said(theirs[k])}" for k in other]
+        if same and other:
+            made += " and " + " ".join(f"{k}={_said(ours.get(k))}" for k in other)
+    return f"{made}: ask for {', '.join(map(initial.readable, wanted))}" if wanted else None
+
+
+def _usual(name: str, recalibration: str) -> dict[str, Any]:
+    """The options of a network of ours or another library's, without asking that; of one that is
+    not known here the layer's own."""
+    known = NETWORKS.get(name)
+    own = DEFAULTS if is_foreign(name) else known.defaults if known else {}
+    found = defaults(recalibration, staged=True)
+    return {"where": WHERE} | found | {k: v for k, v in own.items() if k in found}
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _said(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def require_insertable(name: str, recalibration: str) -> None:

@@ -114,9 +114,11 @@ def recalibrated(tensors: Mapping[str, Tensor] | None) -> bool:
     return any(LAYER in name.split(".") for name in tensors or ())
 
 
-def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+def fit(
+    model: nn.Module, tensors: Mapping[str, Tensor], source: str, otherwise: str | None = None
+) -> None:
     """Put tensors into a network. A head for another number of classes stays as it is, fresh; all
-    else must be there, and alike."""
+    else must be there, and alike. Where it is not, ``otherwise`` is said instead of names."""
     own = model.state_dict()
     last = f"{head(model)}."
     heads = [name for name in own if name.startswith(last)]
@@ -135,7 +137,8 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
         if names
     ]
     if said:
-        raise ValueError(f"{source} does not fit {type(model).__name__}: it {'; it '.join(said)}")
+        why = f"{type(model).__name__}: it {'; it '.join(said)}"
+        raise ValueError(f"{source} does not fit {otherwise or why}")
     taken = {n: tensors[n] for n in needed if n in tensors}
     # A buffer of a network may be infinite, as a mask is; then that of a file may be too.
     weights.require_finite({n: t for n, t in taken.items() if own[n].isfinite().all()}, source)
@@ -143,10 +146,15 @@ def fit(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
         model.load_state_dict(taken, strict=False)
     except RuntimeError as error:  # a layer of ours refuses what was trained for other scales
         reason = " ".join(str(error).split())
-        raise ValueError(f"{source} does not fit {type(model).__name__}: {reason:.300}") from None
+        why = f"{type(model).__name__}: {reason:.300}"
+        raise ValueError(f"{source} does not fit {otherwise or why}") from None
 
 
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    readable = (n if n.isprintable() and len(n) < 200 else f"{n!r:.80}" for n in names[:FEW])
-    return ", ".join(readable) + more
+    return ", ".join(map(readable, names[:FEW])) + more
+
+
+def readable(name: str) -> str:
+    """A stranger's text, if it is fit to be printed; else what it begins with."""
+    return name if name.isprintable() and len(name) < 200 else f"{name!r:.80}"
