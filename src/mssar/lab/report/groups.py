@@ -28,9 +28,7 @@ class Name:
     recalibration: str
     options: str  # those that are not the default
     dataset: str
-    recipe: (
-        str  # where it is not the usual one; weights it began with, colours; what tells it apart
-    )
+    recipe: str  # where it is not the usual one; weights, colours; what else tells it apart
 
     @property
     def particulars(self) -> str:
