@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -133,6 +134,21 @@ def test_help_has_an_example_and_every_option(words):
             assert option in said
 
 
+@pytest.mark.parametrize("verb", ["train", "compare", "reproduce", "explain", "export", "demo"])
+def test_help_flows(verb):
+    """A line ends where the next word would not fit, or its paragraph or an example does."""
+    width = 60
+    said = CliRunner().invoke(cli.app, [verb, "--help"], env={"COLUMNS": f"{width}"}).output
+    words = said.partition("\n")[2].partition("╭")[0]  # below the usage, above the options
+    lines = [line.strip() for line in words.splitlines()]
+    assert f"mssar {verb}" in words
+    prose = lines[: next(at for at, line in enumerate(lines) if line.startswith("mssar "))]
+    assert len(prose) > 3
+    for line, below in pairwise(prose):
+        if line and below:
+            assert len(f"{line} {below.split()[0]}") > width - 2, line
+
+
 def test_success_is_status_zero(monkeypatch, capsys):
     for words, expected in (((), "Usage: mssar"), (("cost", "resnet20"), "272,474")):
         monkeypatch.setattr(sys, "argv", ["mssar", *words])
@@ -192,6 +208,7 @@ def test_help_and_typos_are_answered_without_torch():
     """Which takes seconds to import."""
     program = """
 import sys
+from itertools import pairwise
 
 sys.modules["torch"] = None  # an import of it fails
 from mssar.__main__ import main

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import os
 import sys
@@ -49,6 +50,16 @@ class _Verbs(TyperGroup):
             return super().invoke(ctx)
 
 
+def _flowing(words: str) -> str:
+    """A help text that fits any width. Typer keeps the lines of all paragraphs but the first; here
+    only examples do, which begin with a \\b."""
+    paragraphs = words.split("\n\n")
+    return "\n\n".join(
+        one.removeprefix("\b\n") if one.startswith("\b") else one.replace("\n", " ")
+        for one in paragraphs
+    )
+
+
 app = typer.Typer(
     name="mssar",
     cls=_Verbs,
@@ -70,6 +81,8 @@ app.command()(report)
 app.command()(cost)
 app.command()(bench)
 app.command(hidden=True)(task)  # for Slurm and `--submit local` to start
+for verb in (*app.registered_commands, *data.registered_commands):
+    verb.help = _flowing(inspect.getdoc(verb.callback) or "")
 
 
 def _version(wanted: bool) -> None:
