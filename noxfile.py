@@ -11,6 +11,9 @@ nox.options.error_on_missing_interpreters = False
 
 OLDEST = ("torch==2.6.0", "numpy<2")  # with Triton 3.2, which is too old for the kernels
 TESTED = "package coordinates layer layer_errors networks cost records engine resume weights"
+# With what others' networks need besides. Their newest versions, too.
+FOREIGN = "surgery surgery_errors surgery_unusual surgery_afterwards surgery_uses sharing_inserted"
+FOREIGN += " timm peers finetune_names finetune_weights export symbolic transforms command_compare"
 KERNELS = "backends tail tail_compiled windows dense"
 # Triton 3.4's interpreter takes arrays of one number for numbers: NumPy 2.4 refuses, earlier ones
 # warn.
@@ -18,8 +21,8 @@ SCALARS = "ignore:Conversion of an array with ndim:DeprecationWarning"
 TOOLS = ("beartype", "hypothesis", "jaxtyping", "pytest")
 
 
-def _install(session: nox.Session, *packages: str) -> None:
-    session.install("-e", ".[lab]", *TOOLS, *packages)
+def _install(session: nox.Session, *packages: str, extras: str = "lab") -> None:
+    session.install("-e", f".[{extras}]", *TOOLS, *packages)
 
 
 def _pytest(session: nox.Session, tests: str, *options: str) -> None:
@@ -38,6 +41,13 @@ def _test(session: nox.Session, *packages: str) -> None:
 def newest(session: nox.Session) -> None:
     """The newest torch and NumPy there are for each Python."""
     _test(session, "--upgrade", "torch", "numpy")
+
+
+@nox.session(python=["3.11", "3.12", "3.13"])
+def foreign(session: nox.Session) -> None:
+    """The newest torch, torchvision, timm and ONNX, with others' networks."""
+    _install(session, "--upgrade", "torch", "timm", extras="lab,timm,images,export,hub")
+    _pytest(session, FOREIGN)
 
 
 @nox.session(python=["3.11", "3.12"])

@@ -179,7 +179,8 @@ def test_a_network_of_one_size_is_exported_at_that_and_says_why(unchecked, tmp_p
     model = nn.Sequential(nn.Conv2d(3, 4, 3), unchecked.MSSAR(4), nn.Flatten(), nn.Linear(400, 2))
     made = unchecked.export(model, tmp_path / "a.pt2", (3, 12, 12))
     assert made.open == {"batch": (1, None)}
-    assert made.fixed.startswith("images are 12×12: at 17×10 the network fails: mat1 and mat2")
+    assert made.fixed.startswith("images are 12×12: at 17×10 the network fails: ")
+    assert "mat1 and mat2" in made.fixed
     assert {shape[2:] for shape in made.tried} == {(12, 12)}
     assert f"fixed: {made.fixed}" in str(made)
     found = torch.export.load(tmp_path / "a.pt2").module()(torch.ones(7, 3, 12, 12))
@@ -304,7 +305,6 @@ def test_a_mistake_is_one_line(unchecked, tmp_path, words, message):
     assert [f.name for f in tmp_path.iterdir()] == ["folder.pt2"]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 def test_what_cannot_be_written_is_said_before_it_is_tried(unchecked, tmp_path):
     traced = torch.jit.trace(nn.Conv2d(3, 4, 1), torch.randn(1, 3, 12, 12))
     with pytest.raises(ValueError, match="is a traced network; export the one it was traced fro"):

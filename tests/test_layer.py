@@ -178,7 +178,6 @@ def test_an_image_that_is_kept_gathers_no_hooks():
     assert not x._backward_hooks
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's own, in jvp
 @pytest.mark.parametrize("memory_format", FORMATS)
 def test_a_single_image_under_functional_transforms(memory_format):
     """Its gradient is set right on its way back to a norm, whoever asks for it."""

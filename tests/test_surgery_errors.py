@@ -100,7 +100,6 @@ def test_what_may_be_quantised_is_not_yet(mssar, torchvision):
     assert len(mssar.insert(model, where="*.bn2").entries) == 8
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor.* are deprecated:UserWarning")
 @pytest.mark.parametrize(

@@ -261,7 +261,6 @@ def forward_derivative(call, x):
         return forward_ad.unpack_dual(call(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # forward_ad's own
 @pytest.mark.parametrize(
     ("transform", "reason"),
     [

@@ -18,7 +18,6 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("exact_products")
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # Inductor's own
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 def test_a_compiled_block_is_one_graph_with_the_same_numbers(unchecked, train, compiler):
@@ -70,7 +69,6 @@ def test_compiled_graphs_call_ops_that_no_formula_slows_down(unchecked):
     torch.compiler.reset()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_another_eps_is_another_graph_and_no_break(unchecked, dynamic):
     """Dynamo leaves floats open that differ, or all of them if it is told to."""
@@ -99,7 +97,6 @@ def test_settings_are_read_as_they_were_written(activation, eps):
     assert read(settings._replace(scales=(3,), norm=False).written()).tensors == 10
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_a_compiled_block_takes_any_batch_with_one_graph_more(unchecked, monkeypatch):
     jaxtyping = pytest.importorskip("jaxtyping")  # its checks take sizes to be numbers
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
@@ -129,7 +126,6 @@ def forward_derivative(call, x):
         return forward_ad.unpack_dual(call(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("transform", "ours"),
     [

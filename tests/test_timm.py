@@ -246,7 +246,6 @@ def test_maps_that_are_computed_twice_have_the_same_gradients(timm, name):
     assert_close(*found)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_a_training_step_and_averages(timm, tmp_path):
     from timm.loss import LabelSmoothingCrossEntropy
     from timm.optim import create_optimizer_v2

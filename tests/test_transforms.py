@@ -64,7 +64,6 @@ def test_compiles_whole(unchecked, options, size, memory_format, train):
     assert_agree(layer, compiled, x, atol=1e-12, rtol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # Inductor's own
 @pytest.mark.skipif(shutil.which("c++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.parametrize("size", SIZES)
 def test_compiles_to_machine_code(unchecked, size):
@@ -175,9 +174,7 @@ def test_vmap_over_whole_networks(unchecked):
         assert_close(found[i], network(x[i]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning"
-)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("options", LAYERS)
 @pytest.mark.parametrize("batch", [1, 2])
@@ -207,7 +204,6 @@ def test_the_former_onnx_exporter_takes_it(unchecked):
         assert_close(torch.from_numpy(found), layer(x).detach(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_trace_cannot_hold_the_kernels(unchecked):
     layer = unchecked.MSSAR(6, backend="triton").eval()
     with pytest.raises(ValueError, match="a TorchScript trace cannot hold the kernels: use backen"):
