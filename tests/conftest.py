@@ -16,6 +16,7 @@ import typing
 from collections.abc import Iterator
 
 import pytest
+import torch.nn.functional as F
 from interpreting import hasten
 
 # The library imports its shape annotations for type checkers only. Here it really does, and
@@ -72,6 +73,15 @@ def _seed() -> None:
 def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of float32 on a GPU, too."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.fixture
+def smooth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relus without their kink: on which side of it a number lies may be a matter of rounding,
+    which is another on another processor."""
+    monkeypatch.setattr(F, "relu", F.softplus)
+    monkeypatch.setattr(torch.Tensor, "relu", lambda x: F.softplus(x))
+    monkeypatch.setitem(sys.modules["mssar.tail"].ACTIVATIONS, "relu", F.softplus)
 
 
 @pytest.fixture

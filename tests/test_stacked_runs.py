@@ -42,6 +42,7 @@ def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         torch.testing.assert_close(found[name], tensor, rtol=2e-3, atol=2e-4, msg=name)
 
 
+@pytest.mark.usefixtures("smooth")
 def test_runs_as_one_end_where_they_would_alone(tmp_path):
     log = Log()
     outcome = sail(runs(), tmp_path, log, width=8, stack=8)
@@ -79,7 +80,7 @@ def test_what_begins_slowly_is_slow_for_all_of_a_stack(tmp_path, monkeypatch):
     assert max(first) - min(first) < 0.3
 
 
-@pytest.mark.usefixtures("timm")
+@pytest.mark.usefixtures("timm", "smooth")
 def test_runs_with_a_module_of_timms_are_trained_as_one(tmp_path):
     """With norms and their statistics: each one's checkpoint is as if it had been alone."""
     chosen = [tiny(seed, "coord") for seed in (0, 1, 2)]
@@ -178,7 +179,7 @@ def test_a_run_of_a_stack_goes_on_by_itself_and_runs_by_themselves_in_a_stack(tm
         assert_same(learnt(tmp_path / run.name), learnt(tmp_path / "alone" / run.name))
 
 
-@pytest.mark.usefixtures("timm")
+@pytest.mark.usefixtures("timm", "smooth")
 @pytest.mark.parametrize("kind", ["mssar", "coord"])
 def test_who_was_in_a_stack_ends_alone_where_it_would_have(tmp_path, kind):
     chosen = [tiny(seed, kind) for seed in (0, 1, 2)]
@@ -226,6 +227,7 @@ def test_a_loss_that_is_not_finite_takes_a_stack_apart(tmp_path, monkeypatch, an
         assert last.epoch == 2
 
 
+@pytest.mark.usefixtures("smooth")
 @pytest.mark.parametrize("broken", [0, 1, 2])
 def test_a_folder_that_is_lost_costs_the_others_of_a_stack_nothing(tmp_path, monkeypatch, broken):
     """Its second epoch cannot be kept; theirs is, also of those whose turn comes after it."""

@@ -72,6 +72,7 @@ def test_a_checkpoint_has_the_same_tensors_whatever_decays():
     assert list(one.items()) == list(other.items())
 
 
+@pytest.mark.usefixtures("smooth")
 @pytest.mark.parametrize("kind", ["none", "mssar"])
 def test_runs_as_one_decay_as_each_would_alone(kind, tmp_path):
     changes = {**UNSAID, "weight_decay": 0.5}
