@@ -1,6 +1,7 @@
 """What people do with an inserted network afterwards, or have done with it before."""
 
 import copy
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -52,6 +53,31 @@ def test_weights_in_two_parts_are_the_networks_own_wherever_they_are_cut(torchvi
         assert differing(model, other) == []
 
 
+@pytest.mark.usefixtures("torchvision")
+def test_a_wrapped_module_may_have_a_gain_of_its_own():
+    """As the convolutions of NFNets; where their weights have it already, ours is meant."""
+    net = pytest.importorskip("timm").create_model("test_nfnet", num_classes=3)
+    before = trained(net).state_dict()
+    mssar.insert(net, where=["*.conv3"])
+    other = copy.deepcopy(net)
+    trained(net)
+    assert str(other.load_state_dict(net.state_dict())) == "<All keys matched successfully>"
+    assert differing(net, other) == []
+    found = other.load_state_dict(copy.deepcopy(before), strict=False)
+    assert not found.unexpected_keys
+    mssar.remove(other)
+    assert all(torch.equal(before[name], t) for name, t in other.state_dict().items())
+
+
+def test_weights_from_before_are_doubled_though_the_block_has_gained_a_parameter(resnet):
+    before = copy.deepcopy(resnet.state_dict())
+    mssar.insert(resnet)
+    resnet.layer1[0].register_parameter("scale", nn.Parameter(torch.ones(())))
+    whole = resnet.state_dict()
+    resnet.load_state_dict(before, strict=False)
+    assert all(torch.equal(whole[name], t) for name, t in resnet.state_dict().items())
+
+
 def test_a_networks_own_norms_are_loaded_as_they_are(resnet):
     mssar.insert(resnet)
     before = copy.deepcopy(trained(resnet))
@@ -82,6 +108,33 @@ def test_a_block_keeps_the_forward_that_it_was_given(torchvision, resnet, monkey
     assert all(layer.branches[0].norm2.weight.grad.abs().sum() > 0 for layer in layers(resnet))
     mssar.remove(resnet)
     assert type(resnet.layer2[0]) is kind
+
+
+def test_a_forward_that_is_watched_is_the_classes_own(torchvision, resnet, monkeypatch):
+    """As with types that are checked at every call: names and fusion stay what they are."""
+    kind = torchvision.models.resnet.BasicBlock
+
+    @functools.wraps(forward := kind.forward)
+    def watched(*given: Tensor) -> Tensor:
+        return forward(*given)
+
+    monkeypatch.setattr(kind, "forward", watched)
+    plan = mssar.insert(resnet)
+    assert {one.runs for one in plan.entries} == {"fused with norm, shortcut, activation"}
+    assert not any("inner" in name for name in resnet.state_dict())
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_a_block_of_dense_steps_keeps_the_forward_that_it_was_given(
+    torchvision, library, monkeypatch
+):
+    model = build(f"{library} densenet", torchvision)
+    kind = type(next(m for m in model.modules() if type(m).__name__.endswith("DenseBlock")))
+    monkeypatch.setattr(kind, "forward", twice(kind.forward))
+    x = torch.randn(SIZE)
+    before = seeded(model, x, False)
+    mssar.insert(model)
+    assert torch.equal(seeded(model, x, False), before)
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
@@ -163,24 +216,56 @@ def test_hooks_are_no_hindrance_to_removal(resnet):
     assert all(torch.equal(before[name], t) for name, t in resnet.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["torchvision resnet, basic", "timm mobilenet v3"])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_an_optimiser_of_named_parameters_learns_the_new_names(resnet, frozen):
-    if frozen:
-        resnet.requires_grad_(False).fc.requires_grad_(True)
-    named = [(name, p) for name, p in resnet.named_parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(named, 0.1)
+@pytest.mark.parametrize("outer", ["", "backbone."])
+def test_an_optimiser_of_named_parameters_learns_the_new_names(torchvision, name, frozen, outer):
+    model = build(name, torchvision)
+    last = list(model.parameters())[-2:]
+    model.requires_grad_(not frozen)
+    for parameter in last:
+        parameter.requires_grad_(True)
+    whole = nn.ModuleDict({"backbone": model}) if outer else model
+
+    def named() -> dict[str, nn.Parameter]:
+        return {name: p for name, p in whole.named_parameters() if p.requires_grad}
+
+    optimizer = torch.optim.SGD([*named().items()], 0.1)
     before = copy.deepcopy(optimizer.state_dict())
-    mssar.insert(resnet, optimizer=optimizer)
+    mssar.insert(model, optimizer=optimizer)
     assert len(optimizer.param_groups) == 1 + frozen
-    wanted = {name: p for name, p in resnet.named_parameters() if p.requires_grad}
     found = {}
     for group in optimizer.param_groups:
         found |= dict(zip(group["param_names"], group["params"], strict=True))
-    assert found.keys() == wanted.keys()
-    assert all(found[name] is wanted[name] for name in wanted)
+    assert found.keys() == named().keys()
+    assert all(found[name] is p for name, p in named().items())
+    mssar.remove(model, optimizer)
+    first, *rest = optimizer.state_dict()["param_groups"]
+    assert [first] == before["param_groups"]
+    assert [group["params"] for group in rest] == [[]] * frozen
+
+
+def test_parameters_keep_names_of_the_users_own(resnet):
+    mine = [(f"p{at}", p) for at, p in enumerate(resnet.parameters())]
+    optimizer = torch.optim.SGD(mine, 0.1)
+    mssar.insert(resnet, optimizer=optimizer)
+    (group,) = optimizer.param_groups
+    assert group["param_names"][: len(mine)] == [name for name, _ in mine]
+    assert group["param_names"][len(mine)] == "layer1.0.recalibrate.branches.0.reduce.weight"
+
+
+def test_groups_that_were_made_by_hand_stay(resnet):
+    """Also where nothing but layers is in them: a scheduler may have a rate for each."""
+    resnet.requires_grad_(False).layer1.requires_grad_(True)
+    plan = mssar.insert(resnet, scales=(1,), where="layer2.0")
+    both = [[*resnet.layer1.parameters()], [*layers(resnet)[0].parameters()]]
+    optimizer = torch.optim.SGD([{"params": some} for some in both], 0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, min_lr=[1e-3, 1e-4])
     mssar.remove(resnet, optimizer)
-    assert optimizer.state_dict() == before
-    optimizer.load_state_dict(before)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [len(both[0]), 0]
+    plateau.step(1.0)
+    again = mssar.insert(resnet, scales=(1,), where="layer2.0", optimizer=optimizer)
+    assert again.params == plan.params
 
 
 def test_replaced_squeezes_are_not_trained_on_and_come_back_only_from_this_network(

@@ -153,7 +153,7 @@ def _require(
     if metadata and "open" in metadata:
         raise ValueError("metadata: 'open' is taken by the sizes that the file takes")
     try:
-        json.dumps(metadata if metadata is None else dict(metadata))
+        json.dumps(dict(metadata or {}))
     except (TypeError, ValueError) as error:
         raise ValueError(f"metadata is written as JSON: {error}") from None
     if kind != "onnx":

@@ -35,6 +35,7 @@ class Holder(nn.Module):
 
     recalibrate: MSSAR
     doubled: tuple[str, ...]  # names of tensors, from here
+    others: tuple[str, ...] = ()  # of the parameters that the block had before
 
     def folded(self) -> Iterator[Tensor]:
         for name in self.doubled:
@@ -57,15 +58,15 @@ class Holder(nn.Module):
 
     def _earlier(self, state_dict: dict[str, Any], prefix: str) -> Iterable[str]:
         """Of the tensors that insert doubled those that are here from before it: where all of the
-        block is here but the layer. A part may be of this network itself, as a shard of its weights
-        is: the layer's come after the first of the block's (``join``), and so does every cut."""
-        own = {name for name, _ in self.named_parameters() if not name.startswith(f"{LAYER}.")}
-        whole = all(prefix + name in state_dict for name in own.union(self.doubled))
+        block is here, and nothing of the layer. Less may be a part of this network's own weights,
+        as a shard of them is, or its norms."""
+        whole = all(prefix + name in state_dict for name in {*self.others, *self.doubled})
         layer = any(key.startswith(f"{prefix}{LAYER}.") for key in state_dict)
         return self.doubled if whole and not layer else ()
 
     def join(self, layer: MSSAR) -> None:
-        """Take in a layer, behind the first of the block's modules where it has none yet."""
+        """Take in a layer, behind the first of the block's modules where it has none yet: so shards
+        of its weights end within the block or within the layer, and are not taken for others."""
         there = LAYER in self._modules
         setattr(self, LAYER, layer)
         if not there:
@@ -111,12 +112,14 @@ class Recalibrated(Holder):
 
     def _earlier(self, state_dict: dict[str, Any], prefix: str) -> Iterable[str]:
         """They have other names, which they get."""
-        known = list(self.inner.state_dict())
-        now = {f"inner.{name}" for name in known}
-        earlier = [name for name in known if prefix + name in state_dict and name not in now]
-        for name in earlier:
-            state_dict[f"{prefix}inner.{name}"] = state_dict.pop(prefix + name)
-        return [name for name in self.doubled if name.removeprefix("inner.") in earlier]
+        here = [key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)]
+        if any(name.startswith(("inner.", f"{LAYER}.")) for name in here):
+            return ()
+        ours = {"gain"} if self.gain is not None and not hasattr(self.inner, "gain") else set()
+        for name in here:
+            if name not in ours:
+                state_dict[f"{prefix}inner.{name}"] = state_dict.pop(prefix + name)
+        return [name for name in self.doubled if prefix + name in state_dict]
 
 
 class InPlace(Holder):

@@ -116,20 +116,18 @@ def foldable(module: nn.Module) -> tuple[str, ...]:
         return ()
     if type(module) is nn.Sequential and len(module):
         return _from(str(len(module) - 1), foldable(module[-1]))
-    found = tuple(name for name in ("weight", "bias") if scaled_by(module, name))
+    acts = class_name(module) in SCALED_AND_ACTING
+    if acts and not all(type(m) in (nn.Identity, nn.ReLU) for m in module.children()):
+        return ()
+    if not acts and type(module) not in SCALED and class_name(module) not in SCALED_ELSEWHERE:
+        return ()
+    found = tuple(name for name in ("weight", "bias") if has_own(module, name))
     return found if "weight" in found else ()
 
 
-def scaled_by(module: nn.Module, tensor: str) -> bool:
-    """Whether what a module makes is, in part, a product by a tensor of this name, which is its
-    own: one that it makes anew at every call cannot be changed."""
-    acts = class_name(module) in SCALED_AND_ACTING
-    if acts and not all(type(m) in (nn.Identity, nn.ReLU) for m in module.children()):
-        return False
-    if not acts and type(module) not in SCALED and class_name(module) not in SCALED_ELSEWHERE:
-        return False
-    own = {**module._parameters, **module._buffers}
-    return own.get(tensor) is not None
+def has_own(module: nn.Module, tensor: str) -> bool:
+    """Whether it can be changed: one that a module makes anew at every call cannot."""
+    return {**module._parameters, **module._buffers}.get(tensor) is not None
 
 
 def _from(module: str, tensors: tuple[str, ...]) -> tuple[str, ...]:
@@ -334,13 +332,10 @@ def known(module: nn.Module) -> Place | None:
 
 
 def own_forward(module: nn.Module) -> bool:
-    """Whether a module's forward is the one in its class's file: ours would take its place."""
-    if "forward" in module.__dict__:
-        return False
-    made = getattr(type(module).forward, "__code__", None)
-    where = getattr(import_module(type(module).__module__), "__file__", None)
-    ours = class_name(module).startswith("mssar.")  # whose types may be checked at every call
-    return ours or (made is not None and made.co_filename == where)
+    """Whether a module's forward is from where its class is: ours would take its place. What only
+    checks types says that it is from there, too."""
+    kind = type(module)
+    return "forward" not in module.__dict__ and kind.forward.__module__ == kind.__module__
 
 
 def class_name(module: nn.Module) -> str:

@@ -171,7 +171,7 @@ def _otherwise(
         given = {k: v for k, v in options.items() if same and v != usual.get(k)}
         ours = _usual(note["network"], note["recalibration"]) | given
         theirs = {"where": WHERE} | note["options"]
-        other = [k for k, v in theirs.items() if _listed(v) != _listed(ours.get(k))]
+        other = [k for k, v in theirs.items() if k in ours and _listed(v) != _listed(ours[k])]
         wanted += [f"{k}={_said(theirs[k])}" for k in other]
         if same and other:
             made += " and " + " ".join(f"{k}={_said(ours.get(k))}" for k in other)

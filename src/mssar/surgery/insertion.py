@@ -19,7 +19,7 @@ from mssar.layer import MSSAR
 from mssar.scales import Strategy
 from mssar.surgery import optimisers
 from mssar.surgery.ends import LAYER, Carrier, DenseEnd, Holder, InPlace, Recalibrated
-from mssar.surgery.families import CARRIERS, Place, class_name, scaled_by
+from mssar.surgery.families import CARRIERS, Place, class_name, has_own, own_forward
 from mssar.surgery.measure import map_sizes, timed
 from mssar.surgery.plan import Entry, Plan, entry
 from mssar.surgery.where import Found, Where, places
@@ -104,16 +104,13 @@ def insert(
         )  # fmt: skip
         subject = deepcopy(model) if dry_run and measure else model
         if not dry_run or measure:
-            if optimizer is not None and not dry_run:
-                optimisers.join(
-                    optimizer,
-                    [
-                        (f"{place.target(name)}.{LAYER}", layers[name], model.get_submodule(name))
-                        for name, place in chosen.items()
-                    ],
-                )
-            for name, place in chosen.items():
-                put(subject, name, place, layers[name], init)
+            joining = None if dry_run else optimizer
+            with optimisers.renaming(joining, model):
+                if joining is not None:
+                    beside = {name: model.get_submodule(name).parameters() for name in chosen}
+                    optimisers.join(joining, [(layers[name], beside[name]) for name in chosen])
+                for name, place in chosen.items():
+                    put(subject, name, place, layers[name], init)
             _carry(subject)
         return replace(plan, after=timed(subject, shape)) if measure else plan
 
@@ -130,18 +127,19 @@ def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
         raise ValueError(f"nothing was inserted into this {type(model).__name__}")
     for name, holder in held.items():
         _require_as_inserted(name, holder)
-    for holder in held.values():
-        if holder.doubled:
-            holder.fold(0.5)
-        if optimizer is not None:
-            optimisers.leave(optimizer, holder.recalibrate)
-        if isinstance(holder, Recalibrated):
-            _exchange(model, holder, holder.inner)
-        elif isinstance(holder, InPlace):
-            assert holder.replaced is not None
-            _exchange(model, holder, holder.replaced.to(holder.gain).train(holder.training))
-        else:
-            _restore(holder)
+    with optimisers.renaming(optimizer, model):
+        for holder in held.values():
+            if holder.doubled:
+                holder.fold(0.5)
+            if optimizer is not None:
+                optimisers.leave(optimizer, holder.recalibrate)
+            if isinstance(holder, Recalibrated):
+                _exchange(model, holder, holder.inner)
+            elif isinstance(holder, InPlace):
+                assert holder.replaced is not None
+                _exchange(model, holder, holder.replaced.to(holder.gain).train(holder.training))
+            else:
+                _restore(holder)
     for module in model.modules():
         if isinstance(module, Carrier):
             module.__class__ = type(module).__bases__[-1]
@@ -157,7 +155,7 @@ def _require_as_inserted(name: str, holder: Holder) -> None:
     for doubled in holder.doubled:
         owner, _, tensor = doubled.rpartition(".")
         try:
-            there = scaled_by(holder.get_submodule(owner), tensor)
+            there = has_own(holder.get_submodule(owner), tensor)
         except AttributeError:
             there = False
         if not there:
@@ -202,6 +200,7 @@ def put(model: nn.Module, name: str, place: Place, layer: MSSAR, init: Init) -> 
 def _exchange_class(block: Any, place: Place, layer: MSSAR) -> Holder:
     assert place.end is not None
     block.__dict__["before"] = block._modules.get(LAYER)  # an Identity, in our own networks
+    block.__dict__["others"] = tuple(name for name, _ in block.named_parameters())
     block.__class__ = place.end()
     assert isinstance(block, Holder)
     block.join(layer.train(block.training))
@@ -215,7 +214,7 @@ def _restore(block: Any) -> None:
         delattr(block, LAYER)
     else:
         setattr(block, LAYER, before)
-    del block.doubled
+    del block.doubled, block.others
 
 
 def _exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -230,7 +229,8 @@ def _exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 def _carry(model: nn.Module) -> None:
     for module in model.modules():
         carrier = CARRIERS.get(class_name(module))
-        if carrier is not None and any(isinstance(m, DenseEnd) for m in module.children()):
+        steps = any(isinstance(m, DenseEnd) for m in module.children())
+        if carrier is not None and steps and own_forward(module):
             module.__class__ = carrier()
 
 

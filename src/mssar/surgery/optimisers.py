@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 
-def join(optimizer: Optimizer, new: Iterable[tuple[str, nn.Module, nn.Module]]) -> None:
-    """Take in layers, each with its name and the block it stands in.
+def join(optimizer: Optimizer, new: Iterable[tuple[nn.Module, Iterable[nn.Parameter]]]) -> None:
+    """Take in layers, each with the parameters it stands beside.
 
-    Matrices go to the group of the block's last matrix, vectors to that of its last vector. A
+    Matrices go to the group of the last matrix beside them, vectors to that of the last vector. A
     group is added for layers beside frozen weights alone, and not once there is a scheduler, which
     has a rate for each group that was there: then they go to the last group that has their like.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    strangers: list[tuple[str, nn.Parameter]] = []
-    for name, layer, block in new:
+    strangers: list[nn.Parameter] = []
+    for layer, beside in new:
         near: dict[bool, dict[str, Any]] = {}
-        for parameter in block.parameters():
+        for parameter in beside:
             if id(parameter) in groups:
                 near[parameter.ndim > 1] = groups[id(parameter)]
-        for own, parameter in layer.named_parameters(prefix=name):
+        for parameter in layer.parameters():
             group = near.get(parameter.ndim > 1) or near.get(parameter.ndim <= 1)
-            if group is None:
-                strangers.append((own, parameter))
-            else:
-                _add(group, own, parameter)
-    if any("initial_lr" in group for group in optimizer.param_groups):
-        for own, parameter in strangers:
-            _add(_alike(optimizer, parameter), own, parameter)
-    elif strangers:
-        named = "param_names" in optimizer.param_groups[0]
-        optimizer.add_param_group({"params": strangers if named else [p for _, p in strangers]})
-
-
-def _add(group: dict[str, Any], name: str, parameter: nn.Parameter) -> None:
-    group["params"].append(parameter)
-    if "param_names" in group:  # made of named parameters
-        group["param_names"].append(name)
+            (strangers if group is None else group["params"]).append(parameter)
+    scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+    if strangers and not scheduled:
+        named = any("param_names" in group for group in optimizer.param_groups)
+        unnamed = [(f"{number}", p) for number, p in enumerate(strangers)]  # see renaming
+        optimizer.add_param_group({"params": unnamed if named else strangers})
+    for parameter in strangers if scheduled else ():
+        _alike(optimizer, parameter)["params"].append(parameter)
 
 
 def _alike(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
@@ -51,14 +44,29 @@ def _alike(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
 
 
 def leave(optimizer: Optimizer, old: nn.Module) -> None:
-    """Forget a layer's parameters, what was remembered of them, and a group that had no others."""
+    """Forget a layer's parameters, and what was remembered of them."""
     gone = {id(p) for p in old.parameters()}
-    for group in list(optimizer.param_groups):
-        stays = [id(p) not in gone for p in group["params"]]
-        if not any(stays) and stays and "initial_lr" not in group:
-            optimizer.param_groups.remove(group)
-            continue
-        for what in {"params", "param_names"} & group.keys():
-            group[what][:] = [one for one, kept in zip(group[what], stays, strict=True) if kept]
+    for group in optimizer.param_groups:
+        group["params"][:] = [p for p in group["params"] if id(p) not in gone]
     for parameter in old.parameters():
         optimizer.state.pop(parameter, None)
+
+
+@contextmanager
+def renaming(optimizer: Optimizer | None, model: nn.Module) -> Iterator[None]:
+    """An optimiser of named parameters calls them what they are called afterwards."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    told = {
+        id(p): name
+        for group in groups
+        for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
+    }
+    before = {id(p): name for name, p in model.named_parameters()}
+    yield
+    alike = (told[p].removesuffix(n) for p, n in before.items() if told.get(p, "").endswith(n))
+    outer = next(alike, "")  # where the model is a part of what it trains
+    now = {id(p): outer + name for name, p in model.named_parameters()}
+    kept = {p: name for p, name in told.items() if name != outer + before.get(p, "")}
+    for group in () if optimizer is None else optimizer.param_groups:
+        if "param_names" in group:
+            group["param_names"][:] = [(told | now | kept)[id(p)] for p in group["params"]]
