@@ -177,7 +177,7 @@ def test_a_budget_that_is_used_up_is_status_75_and_the_rest_is_done_later(monkey
 def test_a_budget_too_short_for_a_step_says_so_and_what_would_do(capsys, monkeypatch):
     words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--resume", "--time-budget", "1s")
     line = fail(capsys, monkeypatch, *words)  # three seconds are kept for leaving
-    assert line.startswith("mssar: nothing was done: the time budget ended before the first step")
+    assert line.startswith("mssar: nothing was trained: the time budget ended before the first")
     assert re.search(r"--time-budget \d+s or more gets somewhere", line)
     assert list(Path("runs").glob("*/*")) == []
 

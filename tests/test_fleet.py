@@ -1,9 +1,7 @@
 """Several runs in one process: company, what is finished, and starts that fail."""
 
 import gc
-import shutil
 import weakref
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from mssar.lab import records
 from mssar.lab.data.dataset import Arrays
 from mssar.lab.engine import checkpoint, fleet
 from mssar.lab.engine import training as engine
+from mssar.lab.engine.clock import Clock
 from mssar.lab.engine.pace import Pace
 from mssar.lab.engine.result import NAME, finished
 from mssar.lab.records import Record, append, read
@@ -171,34 +170,50 @@ def test_who_begins_anew_keeps_nothing_of_what_waits_for_its_turn(tmp_path, monk
     assert len(set(whole) - {*after, *before}) == 3  # and each is trained once
 
 
-def test_what_another_process_has_is_asked_for_again_at_the_end(tmp_path):
+def test_who_begins_anew_and_gets_nowhere_loses_nothing_of_what_waits(tmp_path, monkeypatch):
     runs, data = [tiny(seed) for seed in range(3)], arrays()
-    other = tmp_path / runs[0].name
-
-    class Meanwhile(Log):
-        def ended(self, run: Run, record: Record) -> None:
-            super().ended(run, record)
-            if run == runs[2]:  # the other process has trained what it had
-                taken.close()
-                fleet_of(runs[:1], data, tmp_path, Log())
-
-    for log, failures, done in (
-        (Log(), [f"{runs[0]}: {other} is in use by another process; wait, or stop it"], [1, 2]),
-        (Meanwhile(), [], [1, 2, 0]),
-    ):
-        with ExitStack() as taken:
-            taken.enter_context(checkpoint.held(other))
-            outcome = fleet_of(runs, data, tmp_path, log)
-        assert (outcome.failures, outcome.left) == (failures, [])
-        assert [record.run["seed"] for record in outcome.records] == done
-        for run in runs[1:]:
-            shutil.rmtree(tmp_path / run.name)
+    fleet_of(runs, data, tmp_path, Log())
+    expired = iter([False])  # as the first is made ready, and no more
+    monkeypatch.setattr(Clock, "expired", lambda *_: next(expired, True))
+    outcome = fleet_of(runs, data, tmp_path, Log(), budget=1, anew=True)
+    assert (outcome.moved, outcome.left) == (False, runs)
+    assert all(finished(tmp_path / run.name) for run in runs[1:])
 
 
-def test_a_fleet_has_whole_stacks(tmp_path):
-    runs = [tiny(seed) for seed in range(4)]
+def test_who_begins_anew_takes_nothing_from_another_process(tmp_path):
+    runs, data = [tiny(seed) for seed in range(3)], arrays()
+    before = {record.id for record in fleet_of(runs, data, tmp_path, Log()).records}
+    other = tmp_path / runs[1].name
+    kept = {path: path.read_bytes() for path in other.iterdir()}
+    with checkpoint.held(other):
+        outcome = fleet_of(runs, data, tmp_path, Log(), anew=True)
+        assert {path: path.read_bytes() for path in other.iterdir()} == kept
+    assert [r.run["seed"] for r in outcome.records] == [0, 2]
+    assert before.isdisjoint(record.id for record in outcome.records)
+    assert outcome.failures == [
+        f"{runs[1]}: {other} is in use by another process; wait, or stop it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "seeds", "width", "stack", "sizes"),
+    [
+        (("none",), 4, 3, 2, [2, 2, 2, 2]),
+        (("none", "se"), 3, 4, 4, [3, 3, 3, 3, 3, 3]),  # not the last of four with one of SE
+        (("none",), 3, 3, 2, [1, 2, 2]),  # no more are left
+        (("none",), 2, 1, 2, [1, 1]),
+    ],
+)
+def test_a_fleet_has_whole_stacks(tmp_path, kinds, seeds, width, stack, sizes):
+    runs = [tiny(seed, kind) for kind in kinds for seed in range(seeds)]
+    records = fleet_of(runs, arrays(), tmp_path, Log(), width=width, stack=stack).records
+    assert sorted(r.execution.get("stacked", 1) for r in records) == sizes
+
+
+def test_what_cannot_be_stacked_has_the_whole_fleet(tmp_path):
+    runs = [tiny(seed, ema=0.9) for seed in range(3)]
     records = fleet_of(runs, arrays(), tmp_path, Log(), width=3, stack=2).records
-    assert [r.execution["stacked"] for r in records] == [2] * 4
+    assert [r.execution["together"] for r in records] == [3, 3, 3]
 
 
 def _raise(error: Exception) -> None:

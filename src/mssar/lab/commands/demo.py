@@ -91,7 +91,7 @@ def demo(
         console().print(f"page:    {_page(runs, maps)}", highlight=False)
         if show:
             webbrowser.open((runs / PAGE).resolve().as_uri())
-    leave(outcome, "the same command")
+    leave(outcome, f"the same command{' without --restart' * restart}")
 
 
 def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from mssar.lab.engine.fleet import Outcome
     from mssar.lab.run import Run
 
-FLEET = 4  # runs at once, where nobody said and the GPU is another machine's
-
 
 def hand_on(
     runs: Sequence[Run],
@@ -82,8 +80,10 @@ def _to_slurm(
     from mssar.lab.cluster import slurm
     from mssar.lab.cluster import sweep as sweeps
     from mssar.lab.commands.task import Task
+    from mssar.lab.engine.runner import FLEET, whole_stacks
 
-    fleets = -(-len(left) // (order.width or max(order.stack, FLEET)))
+    each = order.width or whole_stacks(FLEET, order.stack)  # the GPU is another machine's
+    fleets = -(-len(left) // each)
     shares = sweeps.deal(left, submission.tasks or max(1, fleets), order.stack)
     if _only_said(submission, shares, options):
         return

@@ -26,7 +26,7 @@ def leave(outcome: Outcome, again: str) -> None:
             raise typer.Exit(2)
         least = math.ceil(2 * outcome.short)
         raise ValueError(
-            f"nothing was done: the time budget ended before the first step. To come so far and "
+            f"nothing was trained: the time budget ended before the first step. To come so far and "
             f"to save takes {outcome.short:.1f} s; --time-budget {least}s or more gets somewhere"
         )
     if outcome.left and leads():

@@ -66,7 +66,7 @@ class How:
     deterministic: Annotated[bool, _how("The same bits every time.", "--deterministic")] = False
     fleet: Annotated[
         int | None,
-        _how("Runs at once on one device; 4 on a GPU, 1 on a CPU by default.", min=1),
+        _how("Runs at once on a device; usually 4 on a GPU, 1 on a CPU, or whole stacks.", min=1),
     ] = None
     stack: Annotated[
         int,

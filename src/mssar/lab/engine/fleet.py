@@ -73,7 +73,6 @@ def train(
     """
     if width < 1:
         raise ValueError(f"the width of a fleet is 1 or more; got {width}")
-    width -= width % stack if 1 < stack < width else 0  # part of a stack would go by itself
     world, clock, waiting = world or World(), Clock(budget), deque(dict.fromkeys(runs))
     begun = time.monotonic()
     stacking = Stacking(stack, load, execution, folder, world, anew)
@@ -123,7 +122,7 @@ class _Fleet:
     hands: int = 1  # that many compute at once
     share: int = 0  # of a CPU's threads, for each of them
     moved: bool = False  # whether anybody had a turn
-    deferred: set[Run] = field(default_factory=set)  # that another process had
+    cleared: bool = False  # what is to begin anew has nothing from before
     lock: threading.Lock = field(default_factory=threading.Lock)  # of what several hands change
     # Streams that are free again. Memory is kept by stream: the next run finds the last one's.
     lanes: list[torch.cuda.Stream | None] = field(default_factory=list)
@@ -133,7 +132,10 @@ class _Fleet:
         try:
             while self.waiting or active:
                 self._launch(active)
-                if not (active and self._round(active)):
+                going = bool(active) and self._round(active)
+                if self.anew and self.moved and not self.cleared:
+                    self._throw_away()
+                if not going:
                     self._save(active)
                     break
                 self._sweep()
@@ -159,18 +161,17 @@ class _Fleet:
                 return
             if self.clock.end is not None and any(entry.new for entry in active):
                 return  # how long it takes to begin is known once the first has begun
-            if active and self.deferred.issuperset(self.waiting):
-                return  # their turn comes last
             run = self.waiting.popleft()
             try:
+                if active and room < self.stacking.whole(run, self.waiting):
+                    self.waiting.appendleft(run)
+                    return  # or a part of a stack would go by itself
                 if entry := self._begin(run, room):
                     active.append(entry)
-                    self._throw_away()
             except Exception as error:
-                if not self._deferred(error, run, active):
-                    said = self._failed(error, run, active)
-                    if active:
-                        self.observer.said(said)
+                said = self._failed(error, run, active)
+                if active:
+                    self.observer.said(said)
             self._sweep()
 
     def _round(self, active: list[_Entry]) -> bool:
@@ -285,21 +286,11 @@ class _Fleet:
             training = self._training(run, lane)
         return _Entry(training, training.work(), time.monotonic() - begun) if training else None
 
-    def _deferred(self, error: Exception, run: Run, active: list[_Entry]) -> bool:
-        """Whether a run that another process has is tried once more, when all others have ended:
-        it may be finished then."""
-        again = isinstance(error, checkpoint.InUseError) and run not in self.deferred
-        others = active or not self.deferred.issuperset(self.waiting)
-        if not (again and others and self.world.size == 1):
-            return False
-        self.deferred.add(run)
-        self.waiting.append(run)
-        return True
-
     def _throw_away(self) -> None:
-        """What waits for its turn to begin anew loses what it has once another has begun: whoever
+        """What waits for its turn to begin anew loses what it has once another has had one: whoever
         stops before that turn must not find it finished, and go on with old and new together."""
-        for run in self.waiting if self.anew and self.world.leads else ():
+        self.cleared = True
+        for run in self.waiting if self.world.leads else ():
             directory = self.folder / run.name
             if run not in self.begun and directory.exists():
                 with suppress(ValueError, OSError), checkpoint.held(directory):  # else in its turn

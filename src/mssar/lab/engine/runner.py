@@ -19,6 +19,13 @@ from mssar.lab.engine.world import joined
 from mssar.lab.records import Record
 from mssar.lab.run import Run
 
+FLEET = 4  # runs at once on a GPU, where nobody said
+
+
+def whole_stacks(runs: int, stack: int) -> int:
+    """How many runs at once are as many, or more, in whole stacks."""
+    return stack * math.ceil(runs / stack)
+
 
 def loader(data_dir: Path | None) -> Callable[[str], Data]:
     """Data sets by name, each read once."""
@@ -73,8 +80,7 @@ def carry_out(
             records.append(record_in[run], made)
 
     with joined(how.device) as world:
-        few = 4 if how.device.type == "cuda" else 1
-        at_once = width or stack * math.ceil(few / stack)
+        at_once = width or whole_stacks(FLEET if how.device.type == "cuda" else 1, stack)
         ready = time.monotonic() - begun
         with watching() if world.leads else nullcontext(Observer()) as observer:
             if how.compiled:

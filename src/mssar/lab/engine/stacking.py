@@ -43,6 +43,14 @@ class Stacking:
         self.most, self.load, self.execution, self.world = most, load, execution, world
         self.folder, self.anew = folder, anew
         self.alone: set[Run] = set()  # that are not stacked again
+        self._known: dict[Run, bool] = {}  # whether they can be stacked
+
+    def whole(self, run: Run, waiting: deque[Run]) -> int:
+        """How many runs its stack would be with room enough."""
+        if self.most == 1 or run in self.alone or not self._stackable(run):
+            return 1
+        mates = (o for o in waiting if o not in self.alone and o.differs_in_seed_or_data(run))
+        return min(self.most, 1 + sum(1 for _ in mates))
 
     def mates(self, run: Run, waiting: deque[Run], room: int) -> list[Run]:
         """Waiting runs, taken from the others, to be trained as one with this."""
@@ -93,11 +101,13 @@ class Stacking:
             waiting.appendleft(run)
 
     def _stackable(self, run: Run) -> bool:
-        data = self.load(run.dataset)
-        if not isinstance(data, Arrays) or run.recipe.ema:
-            return False
-        with torch.device("meta"):
-            return obstacle([run.build(len(data.classes))]) is None
+        if run not in self._known:
+            data = self.load(run.dataset)
+            self._known[run] = isinstance(data, Arrays) and not run.recipe.ema
+            if self._known[run]:
+                with torch.device("meta"):
+                    self._known[run] = obstacle([run.build(len(data.classes))]) is None
+        return self._known[run]
 
     def _position(self, run: Run) -> tuple[int, int] | None:
         """Where a run goes on; None if it is finished."""
