@@ -7,7 +7,7 @@ import time
 import webbrowser
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -138,8 +138,8 @@ def compare(
         end = math.inf if budget is None else begun + budget - clock.RESERVE - PAGE
         try:
             timed = _time(asked[: len(kinds)], how.execution(), seconds, timed_in, end)
-        except TooLongError as error:
-            short = error.seconds
+        except TooLongError as error:  # and to set up may take as long
+            short = time.monotonic() - begun + 2 * error.seconds + clock.RESERVE + PAGE
     places = [*sorted(record_in.parent.glob("*.jsonl")), timed_in, runs]
     found = _wanted(collect(p for p in places if p.exists()), asked, checksum, how.precision)
     if found.records:
@@ -153,10 +153,9 @@ def compare(
             webbrowser.open(page.resolve().as_uri())
     leave(outcome, "the same command")
     if short is not None and not outcome.moved:  # not status 75, or who calls again would for ever
-        more = math.ceil(short + time.monotonic() - begun)
         raise ValueError(
             "all is trained, and there was no time to time steps: give a --time-budget of "
-            f"{more}s or more, or none, or fewer --seconds"
+            f"{math.ceil(short)}s or more, or none, or fewer --seconds"
         )
     if short is not None:
         say("mssar: too little is left of the time budget to time steps; the same command does it")
@@ -195,11 +194,11 @@ def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: flo
         "graph": how.graphed,
         "compile": how.compile,
     }
-    hardware = provenance.hardware(how.device)
+    here = _versions(provenance.environment(how.device))
     before: dict[str, list[Timing]] = {}
     for one in timings.read(path):
         alike = all(getattr(one, name) == value for name, value in conditions.items())
-        if alike and one.environment["hardware"] == hardware and one.what == "training":
+        if alike and _versions(one.environment) == here and one.what == "training":
             before.setdefault(one.made, []).append(one)
     wanted = [(run.network, run.recalibration, run.as_dict()["options"]) for run in asked]
     for _, some in sorted(before.items(), reverse=True):
@@ -209,6 +208,11 @@ def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: flo
     made = measure(asked, "training", how, seconds, say, end)
     timings.append(path, *made)  # when all is measured: what was interrupted is measured again
     return made
+
+
+def _versions(environment: dict[str, Any]) -> dict[str, Any]:
+    """Hardware and software; how many threads there are now is the last training's affair."""
+    return {name: value for name, value in environment.items() if name != "threads"}
 
 
 def _print_table(made: Comparison, record_in: Path, page: Path) -> None:

@@ -40,7 +40,7 @@ class TooLongError(Exception):
     """There is no time for it."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"to set up and measure takes {seconds:.3g} s or more")
+        super().__init__(f"it takes {seconds:.3g} s more, or longer")
         self.seconds = seconds
 
 
@@ -125,19 +125,20 @@ def measure(
     device, made, heading = execution.device, now(), f"{network} {what}, batch {batch}"
     lane = own_lane(execution)
     with settings(execution), torch.cuda.stream(lane) if lane else nullcontext():
+        _require_time(seconds * len(runs), end)
         feed = random_feed(runs[0], execution)
         if lane:  # a library's workspace stays: whoever came first would be charged for it
             _made_ready(runs[0], what, feed, replace(execution, graph=False))
-        begun, slowest = time.monotonic(), 0.0
         ready: list[tuple[Subject, int | None, float]] = []
+        slowest = 0.0
         for run in runs:
-            _require_time(seconds * len(runs) + slowest * (len(runs) - len(ready)), begun, end)
+            _require_time(seconds * len(runs) + slowest * (len(runs) - len(ready)), end)
             tell(f"{heading}: setting up {run.recalibration}")
             before = time.monotonic()
             ready.append(_made_ready(run, what, feed, execution))
             slowest = max(slowest, time.monotonic() - before)
         takes = max(seconds * len(runs), FEWEST * sum(step for *_, step in ready))
-        _require_time(takes, begun, end)
+        _require_time(takes, end)
         tell(f"{heading}: measuring in turns, about {takes:.3g} s")
         times = in_turns([subject for subject, *_ in ready], seconds, device)
         peaks = [peak for _, peak, _ in ready]
@@ -168,10 +169,9 @@ def random_feed(run: Run, execution: Execution) -> ArraysFeed:
     return ArraysFeed(data, Resident(data, 0, device), recipe, 0, device, World())
 
 
-def _require_time(needed: float, begun: float, end: float) -> None:
-    now = time.monotonic()
-    if now + needed > end:
-        raise TooLongError(now - begun + needed)
+def _require_time(needed: float, end: float) -> None:
+    if time.monotonic() + needed > end:
+        raise TooLongError(needed)
 
 
 def _made_ready(
