@@ -13,6 +13,7 @@ from mssar.lab.experiments import EXPERIMENTS
 from mssar.lab.report import build, page, plane
 from mssar.lab.report.collect import Collection
 from mssar.lab.report.comparison import ORDER, comparisons
+from mssar.lab.report.findings import at_once
 from mssar.lab.report.findings import compared as findings
 from mssar.lab.report.groups import grouped
 from mssar.lab.report.markup import filled
@@ -28,6 +29,10 @@ def recorded(errors=ERRORS, **run):
         for kind, those in errors.items()
         for seed, error in enumerate(those)
     ]
+
+
+def at_once_of(made):
+    return [line for line in at_once((), (), [made]) if "This page" in line]
 
 
 def timed(kinds=tuple(ERRORS), **changes):
@@ -154,17 +159,21 @@ def test_the_papers_tables_are_not_disturbed():
 
 def test_findings_say_no_more_than_the_runs_allow():
     (made,) = comparisons(grouped(recorded()), timed())
-    first, close, times = findings(made)
+    first, close, picked, times = findings(made)
     *told, at_once = build.side_by_side(Collection(recorded(), timed())).findings
-    assert told == [first, close, times]
-    assert at_once.startswith("This page makes 2 comparisons.")
+    assert told == [first, close, picked, times]
+    assert at_once.startswith("This page makes 3 comparisons.")  # two with none, and the best's
     assert "resnet20 MS-SAR against none on CIFAR-10 (p" in at_once
     assert first == "resnet20 on CIFAR-10: the lowest error is MS-SAR with 7.20 ± 0.20 % (n=3)."
     assert "ECA with 7.50 ± 0.40 % (n=3)" in close
     assert "none" not in close
+    assert picked == "It was picked because it is the lowest: part of its lead may be chance."
     assert times.endswith("none 1.00, ECA 1.10, MS-SAR 1.20.")
     (alone,) = comparisons(grouped(recorded({"eca": (7.0,), "mssar": (9.0,)})), [])
     assert "MS-SAR with 9.00 % (n=1)" in findings(alone)[1]
+    assert picked not in findings(alone)
+    (made,) = comparisons(grouped(recorded({"none": (7.0, 7.1, 7.2), "eca": (8.0, 8.2, 8.1)})), [])
+    assert at_once_of(made) == []  # the best against the other is the other against none
 
 
 def test_the_page_has_a_table_and_a_figure_without_scripts():

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from statistics import fmean
 
-from reproduced import RECORDS, recorded
+from reproduced import RECORDS, earlier, everything, recorded
 from test_results import ROOT
 
 from mssar.lab.records import Record
@@ -48,7 +48,14 @@ def test_what_is_said_of_gather_excite_follows_from_the_records():
     assert (over.verdict, beside.verdict) == ("holds", "none")
     assert ge[0].params == none[0].params  # "has no parameter"
     assert f"Its error is {told(over)} points below none, only just beyond chance" in PAGE
-    assert f"(p = {over.p:.2g}), and {told(beside)} above SE's." in PAGE
+    assert f"(p = {over.p:.2g}), and that" in PAGE
+    assert f"It is {told(beside)} above SE's." in PAGE
+    first, every = (of("resnet20", "none", "cifar100") for of in (earlier, everything))
+    others = [compared(ge, first), compared(ge, every)]
+    assert [one.verdict for one in others] == ["none", "none"]
+    assert len(every) == 5
+    told_of = "with the earlier ones it is {}, with all five {}."
+    assert told_of.format(*map(told, others)) in PAGE
     errors = [fmean(r.epochs[-1].train_error for r in found) for found in (ge, none, se, ours)]
     assert errors[0] == max(errors)
     said = "its training error is {:.2f} %, none's {:.2f}, SE's {:.2f} and MS-SAR's {:.2f}."
@@ -57,6 +64,10 @@ def test_what_is_said_of_gather_excite_follows_from_the_records():
     assert gained.verdict == "none"
     assert f"**MS-SAR is {told(gained)} points below it,** which may be chance" in PAGE
     assert f"(p = {gained.p:.1g})" in PAGE
+    trainings = everything("resnet20", "mssar", "cifar100")
+    all_of_them = compared(trainings, ge)
+    assert all_of_them.verdict == "holds"
+    assert f"all {len(trainings)} of its trainings are {told(all_of_them)} below it" in PAGE
     fifth = compared(by_top5(ours), by_top5(ge))
     assert f"In top-5 error it is {told(fifth)} points" in PAGE
     assert min(over.p, gained.p, fifth.p) > 0.05 / 28  # "none of gather-excite's would hold"

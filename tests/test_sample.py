@@ -200,6 +200,8 @@ def test_runs_by_the_usual_recipe_come_before_others(turn):
     ]
     assert set(seen(other, run("resnet20"), run("resnet56"))) == {f"{usual} 0", "resnet56 mssar 0"}
     assert seen(other, run("resnet20", 1, weight_decay=5e-4)) == [f"{decayed} 0"]  # each once
+    narrow = replace(run("resnet20"), options={"reduction": 3})
+    assert seen(other, narrow) == [f"{usual} reduction=3 0", f"{decayed} 0"]
 
 
 def test_a_recipe_that_is_not_the_usual_one_is_in_the_name():

@@ -193,17 +193,19 @@ def _in_order(groups: Iterable[Group], shown: Sequence[str]) -> list[Group]:
 
 
 def _worth_seeing(found: Collection, kind: str) -> list[tuple[Path, str]]:
-    """Finished runs with MS-SAR, a network and data set once; in the demo SE's too. As usual comes
-    before otherwise, and what room is left has others of the same network and data set.
+    """Finished runs with MS-SAR, a network and data set once; in the demo SE's too. Those by the
+    usual recipe come first, then those with usual options; what room is left has others of the
+    same network and data set.
 
     And weights that come with the package, if the page has their record and no such run; in the
     demo before all, since its pictures are real.
     """
     wanted = ("mssar", "se") if kind == "demo" else ("mssar",)
 
-    def order(record: Record) -> tuple[bool, int, int]:
+    def order(record: Record) -> tuple[bool, bool, int, int]:
         name = named(record.run)
-        return bool(name.particulars), wanted.index(name.recalibration), record.run["seed"]
+        place = wanted.index(name.recalibration), record.run["seed"]
+        return bool(name.recipe), bool(name.options), *place
 
     here = (record for record in found.records if record.id in found.folders)
     local = [record for record in here if record.run["recalibration"] in wanted]

@@ -131,6 +131,8 @@ def _comparisons(
           for table in made for row in table.rows),
         *((_named(of.network, row), of.dataset, row.claim, row.runs)
           for of in beside for row in of.rows),
+        *((_named(of.network, best), of.dataset, claim, best.runs)
+          for of in beside if (best := _best(of)) is not of.base for _, claim in _over_others(of)),
     ]  # fmt: skip
     for name, dataset, claim, runs in all_of_them:
         if claim and claim.p is not None and claim.gain is not None:
@@ -191,14 +193,15 @@ def comparison(table: Table) -> list[str]:
 
 def compared(of: Comparison) -> list[str]:
     """Who comes out first and what that cost; no more than the runs allow to say."""
-    by_error = sorted(of.rows, key=lambda row: row.mean)
-    best, where = by_error[0], f"{of.network} on {_data(of.dataset)}"
-    found = [f"{where}: the lowest error is {_with_error(best)}."]
-    close = [row for row in by_error[1:] if not _apart(row, best)]
+    where = f"{of.network} on {_data(of.dataset)}"
+    found = [f"{where}: the lowest error is {_with_error(_best(of))}."]
+    others = sorted(_over_others(of), key=lambda pair: pair[0].mean)
+    close = [_with_error(row) for row, claim in others if claim.verdict != "holds"]
     if close:
-        names = ", ".join(_with_error(row) for row in close)
         said = "No further from that than chance may be, or of too few runs to say"
-        found.append(f"{said}: {names}.")
+        found.append(f"{said}: {', '.join(close)}.")
+    if len(others) > len(close) and len(others) > 1:
+        found.append("It was picked because it is the lowest: part of its lead may be chance.")
     timed = sorted((row for row in of.rows if row.ratio), key=lambda row: row.ratio or 0)
     if len(timed) > 1:
         said = ", ".join(f"{spelt(row.recalibration)} {row.ratio:.2f}" for row in timed)
@@ -210,10 +213,26 @@ def _with_error(row: Compared) -> str:
     return f"{spelt(row.recalibration)} with {plus_minus(row.mean, row.spread)} % (n={row.n})"
 
 
-def _apart(row: Compared, best: Compared) -> bool:
-    """Whether two rows differ by more than chance; unknown counts as no."""
-    ours, theirs = (Side(one.mean, one.spread or 0.0, one.n) for one in (best, row))
-    return judged("", None, (ours, theirs)).verdict == "holds"
+def _best(of: Comparison) -> Compared:
+    return min(of.rows, key=lambda row: row.mean)
+
+
+def _over_others(of: Comparison) -> list[tuple[Compared, Claim]]:
+    """How much lower the best row's error is than each other's."""
+    best = _best(of)
+    return [
+        (row, judged(_kind(row), None, (_side(best), _side(row))))
+        for row in of.rows
+        if row is not best
+    ]
+
+
+def _kind(row: Compared) -> str:
+    return f"{row.recalibration} {row.options}".rstrip()
+
+
+def _side(row: Compared) -> Side:
+    return Side(row.mean, row.spread or 0.0, row.n)
 
 
 def _verdict(row: Row, claim: Claim) -> list[str]:
