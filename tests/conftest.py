@@ -79,7 +79,7 @@ def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
 def smooth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relus without their kink: on which side of it a number lies may be a matter of rounding,
     which is another on another processor."""
-    monkeypatch.setattr(F, "relu", F.softplus)
+    monkeypatch.setattr(F, "relu", lambda x, **_: F.softplus(x))
     monkeypatch.setattr(torch.Tensor, "relu", lambda x: F.softplus(x))
     monkeypatch.setitem(sys.modules["mssar.tail"].ACTIVATIONS, "relu", F.softplus)
 

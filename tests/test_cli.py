@@ -149,6 +149,19 @@ def test_help_flows(verb):
             assert len(f"{line} {below.split()[0]}") > width - 2, line
 
 
+def test_examples_keep_their_lines_without_colours_too():
+    done = subprocess.run(
+        [sys.executable, "-m", "mssar", "compare", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TYPER_USE_RICH": "0", "COLUMNS": "60"},
+    )
+    examples = [x for x in done.stdout.splitlines() if x.startswith("  mssar compare ")]
+    assert len(examples) == 3
+    assert "\b" not in done.stdout
+
+
 def test_success_is_status_zero(monkeypatch, capsys):
     for words, expected in (((), "Usage: mssar"), (("cost", "resnet20"), "272,474")):
         monkeypatch.setattr(sys, "argv", ["mssar", *words])
@@ -208,7 +221,6 @@ def test_help_and_typos_are_answered_without_torch():
     """Which takes seconds to import."""
     program = """
 import sys
-from itertools import pairwise
 
 sys.modules["torch"] = None  # an import of it fails
 from mssar.__main__ import main

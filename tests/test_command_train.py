@@ -12,6 +12,7 @@ import time
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from mssar.lab.commands import demo as demo_command
 from mssar.lab.commands.train import train as train_command
 from mssar.lab.engine import checkpoint
 from mssar.lab.engine.step import Learner
+from mssar.lab.engine.training import Training
 from mssar.lab.recipes import DEMO, Crops, Photographs, Recipe, varied
 
 SHORT = ("--epochs", "2", "--batch", "16", "--lr", "0.02", "--padding", "1")
@@ -127,6 +129,31 @@ def test_a_restart_that_cannot_begin_throws_nothing_away(capsys, monkeypatch):
     fail(capsys, monkeypatch, *words, "--restart", "--data-dir", "nowhere")
     assert learnt(folder).keys() == before.keys()
     assert len(made()) == 1
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_restart_that_is_stopped_is_told_how_it_goes_on(monkeypatch, stepped):
+    """Before the first step what waits is as it was, and --resume would find it finished."""
+    words = ("train", "resnet8", "--dataset", "cifar10", *SHORT, "--seed", "0,1")
+    run(*words)
+    before = {record.id for record in made()}
+    where, name = (Learner, "step") if stepped else (Training, "_prepare")
+    does = getattr(where, name)
+
+    def stopping(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return does(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, stopping)
+        stopped = invoke(*words, "--restart")
+    assert stopped.exit_code == 128 + signal.SIGTERM
+    again = "--resume" if stepped else "--restart"
+    instead = " with --resume instead of --restart"
+    assert f"2 runs saved or waiting; the same command{instead * stepped} goes on" in stopped.stderr
+    assert "finished before" not in run(*words, again).stderr
+    assert before.isdisjoint(record.id for record in made()[2:])
+    assert len(made()) == 4
 
 
 def test_what_is_advised_of_a_torn_run_leaves_the_finished_ones_alone():

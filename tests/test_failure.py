@@ -191,6 +191,22 @@ def test_out_of_memory_the_fleet_is_narrower_and_what_waits_is_not_lost(tmp_path
     assert log.failures == []  # it never began
 
 
+def test_out_of_memory_a_stack_counts_as_the_runs_that_it_has(tmp_path, monkeypatch):
+    prepare = engine.Training._prepare
+
+    def crowded(self: engine.Training) -> None:
+        if self.run.recalibration == "se":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        prepare(self)
+
+    monkeypatch.setattr(engine.Training, "_prepare", crowded)
+    runs = [*(tiny(seed, epochs=2) for seed in range(4)), tiny(0, "se"), tiny(4), tiny(5)]
+    log = Log()
+    outcome = fleet_of(runs, tmp_path, log, width=6, stack=2)
+    assert "memory ran out: from now on 4 at once" in log.messages
+    assert [r.execution.get("stacked") for r in outcome.records] == [2] * 6
+
+
 def test_a_folder_that_cannot_be_used_costs_only_its_run(tmp_path):
     runs = [tiny(seed, epochs=1) for seed in range(3)]
     spoilt = tmp_path / runs[0].name / "epoch-0001.safetensors"

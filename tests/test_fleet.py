@@ -1,6 +1,8 @@
 """Several runs in one process: company, what is finished, and starts that fail."""
 
 import gc
+import os
+import signal
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from mssar.lab.engine import training as engine
 from mssar.lab.engine.clock import Clock
 from mssar.lab.engine.pace import Pace
 from mssar.lab.engine.result import NAME, finished
+from mssar.lab.engine.step import Learner
 from mssar.lab.records import Record, append, read
 from mssar.lab.run import Run
 
@@ -214,6 +217,43 @@ def test_what_cannot_be_stacked_has_the_whole_fleet(tmp_path):
     runs = [tiny(seed, ema=0.9) for seed in range(3)]
     records = fleet_of(runs, arrays(), tmp_path, Log(), width=3, stack=2).records
     assert [r.execution["together"] for r in records] == [3, 3, 3]
+
+
+def test_a_stack_that_has_no_room_keeps_nobody_else_waiting(tmp_path):
+    long, *short = [tiny(seed, ema=0.9, epochs=e) for seed, e in ((0, 9), (1, 3), (2, 3))]
+    stacked = [tiny(seed, epochs=3) for seed in range(4)]
+    made = fleet_of([long, *stacked, *short], arrays(), tmp_path, Log(), width=4, stack=4).records
+    known = [(r.run["recipe"]["epochs"], r.execution.get("stacked", 1)) for r in made]
+    assert known == [(3, 1), (3, 1), (9, 1), (3, 4), (3, 4), (3, 4), (3, 4)]
+    assert [r.execution["together"] for r in made[:2]] == [3, 3]
+
+
+def test_runs_that_are_at_other_places_or_finished_do_not_wait_for_each_other(tmp_path):
+    alone, *runs = [tiny(0, ema=0.9, epochs=6), *(tiny(seed, epochs=3) for seed in range(4))]
+    data = arrays()
+    fleet_of(runs[:1], data, tmp_path, Log(), width=1)
+    ends = iter([False] * 8)  # in the middle of the next one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clock, "expired", lambda *_: next(ends, True))
+        assert fleet_of(runs[1:2], data, tmp_path, Log()).left == runs[1:2]
+    made = fleet_of([alone, *runs], data, tmp_path, Log(), width=3, stack=4).records
+    found = {(r.run["recipe"]["epochs"], r.run["seed"]): r.execution for r in made}
+    assert [found[3, seed].get("stacked", 1) for seed in range(4)] == [1, 1, 2, 2]
+    assert found[6, 0]["together"] > 1.5  # others beside it from the first step on
+
+
+def test_nobody_is_thrown_away_for_a_first_step_that_failed(tmp_path, monkeypatch):
+    runs, data = [tiny(seed) for seed in range(3)], arrays()
+    fleet_of(runs, data, tmp_path, Log())
+
+    def breaks(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Learner, "step", breaks)
+    outcome = fleet_of(runs, data, tmp_path, Log(), anew=True)
+    assert (outcome.moved, outcome.left, len(outcome.failures)) == (False, runs[1:], 1)
+    assert all(finished(tmp_path / run.name) for run in runs[1:])
 
 
 def _raise(error: Exception) -> None:

@@ -63,10 +63,49 @@ def test_a_wrapped_module_may_have_a_gain_of_its_own():
     trained(net)
     assert str(other.load_state_dict(net.state_dict())) == "<All keys matched successfully>"
     assert differing(net, other) == []
+    own = list(net.state_dict().items())
+    for cut in range(1, len(own), 3):
+        for part in (own[:cut], own[cut:]):
+            other.load_state_dict(dict(part), strict=False)
+        assert differing(net, other) == []
     found = other.load_state_dict(copy.deepcopy(before), strict=False)
     assert not found.unexpected_keys
     mssar.remove(other)
     assert all(torch.equal(before[name], t) for name, t in other.state_dict().items())
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_weights_from_before_and_layers_beside_them_are_loaded_as_one():
+    """As where layers alone were trained, and saved."""
+    net = pytest.importorskip("timm").create_model("mobilenetv3_small_050", num_classes=3)
+    before = copy.deepcopy(trained(net).state_dict())
+    mssar.insert(net, scales=(1,))
+    for layer in layers(net):
+        trained(layer)
+    tuned = {name: t for name, t in net.state_dict().items() if "recalibrate" in name}
+    other = copy.deepcopy(net)
+    trained(other).load_state_dict(before | tuned, strict=False)
+    assert differing(net, other) == []
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_a_wrapped_module_may_have_a_part_with_our_name():
+    class Stem(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out_channels = nn.Conv2d(3, 8, 3), 8
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.inner(x)
+            return made
+
+    net = nn.Sequential(Stem())
+    before = copy.deepcopy(net.state_dict())
+    mssar.insert(net, where=["0"])
+    found = trained(net).load_state_dict(copy.deepcopy(before), strict=False)
+    assert not found.unexpected_keys
+    mssar.remove(net)
+    assert all(torch.equal(before[name], t) for name, t in net.state_dict().items())
 
 
 def test_weights_from_before_are_doubled_though_the_block_has_gained_a_parameter(resnet):
@@ -90,13 +129,18 @@ def twice(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *given: 2 * forward(*given)
 
 
-@pytest.mark.parametrize("which", ["a block", "all of a class"])
+def decorated(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return functools.wraps(forward)(twice(forward))
+
+
+@pytest.mark.parametrize("which", ["a block", "all of a class", "as by a decorator"])
 def test_a_block_keeps_the_forward_that_it_was_given(torchvision, resnet, monkeypatch, which):
     kind = torchvision.models.resnet.BasicBlock
     if which == "a block":
         resnet.layer2[0].forward = twice(resnet.layer2[0].forward)
     else:
-        monkeypatch.setattr(kind, "forward", twice(kind.forward))
+        change = twice if which == "all of a class" else decorated
+        monkeypatch.setattr(kind, "forward", change(kind.forward))
     x = torch.randn(SIZE)
     before = seeded(resnet, x, False)
     plan = mssar.insert(resnet)
@@ -110,14 +154,15 @@ def test_a_block_keeps_the_forward_that_it_was_given(torchvision, resnet, monkey
     assert type(resnet.layer2[0]) is kind
 
 
-def test_a_forward_that_is_watched_is_the_classes_own(torchvision, resnet, monkeypatch):
-    """As with types that are checked at every call: names and fusion stay what they are."""
-    kind = torchvision.models.resnet.BasicBlock
-
-    @functools.wraps(forward := kind.forward)
-    def watched(*given: Tensor) -> Tensor:
-        return forward(*given)
-
+@pytest.mark.parametrize("checker", ["beartype.beartype", "jaxtyping.jaxtyped"])
+def test_a_forward_whose_types_are_checked_is_the_classes_own(
+    torchvision, resnet, monkeypatch, checker
+):
+    """Names and fusion stay what they are."""
+    kind, (library, name) = torchvision.models.resnet.BasicBlock, checker.split(".")
+    options = {"typechecker": None} if name == "jaxtyped" else {}
+    watched = getattr(pytest.importorskip(library), name)(kind.forward, **options)
+    assert watched is not kind.forward
     monkeypatch.setattr(kind, "forward", watched)
     plan = mssar.insert(resnet)
     assert {one.runs for one in plan.entries} == {"fused with norm, shortcut, activation"}
@@ -208,6 +253,21 @@ def test_what_was_doubled_and_is_another_since_is_not_removed(change):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_a_block_that_was_made_another_class_is_not_removed(resnet):
+    mssar.insert(resnet)
+    block = resnet.layer2[0]
+    block.register_parameter("scale", nn.Parameter(torch.ones(())))
+    parametrize.register_parametrization(block, "scale", nn.Identity())
+    x = torch.randn(SIZE)
+    before = seeded(resnet, x, False)
+    with pytest.raises(ValueError, match=r"^'layer2\.0' is a ParametrizedBasicBlock .*changed$"):
+        mssar.remove(resnet)
+    assert torch.equal(seeded(resnet, x, False), before)
+    parametrize.remove_parametrizations(block, "scale")
+    mssar.remove(resnet)
+    assert type(block).__module__ == "torchvision.models.resnet"
+
+
 def test_hooks_are_no_hindrance_to_removal(resnet):
     before = copy.deepcopy(resnet.state_dict())
     mssar.insert(resnet)
@@ -252,6 +312,35 @@ def test_parameters_keep_names_of_the_users_own(resnet):
     (group,) = optimizer.param_groups
     assert group["param_names"][: len(mine)] == [name for name, _ in mine]
     assert group["param_names"][len(mine)] == "layer1.0.recalibrate.branches.0.reduce.weight"
+
+
+def test_what_was_added_to_a_group_of_names_by_hand_has_none(resnet):
+    optimizer = torch.optim.SGD([*resnet.named_parameters()], 0.1)
+    (group,) = optimizer.param_groups
+    names, count = list(group["param_names"]), len(group["params"])
+    group["params"].append(nn.Parameter(torch.ones(2)))
+    mssar.insert(resnet, optimizer=optimizer)
+    assert group["param_names"][: count + 1] == [*names, ""]
+    found = dict(zip(group["param_names"], group["params"], strict=True))
+    assert all(found[name] is p for name, p in resnet.named_parameters())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_layers_beside_frozen_weights_share_one_group_however_often(resnet, named):
+    resnet.requires_grad_(False).fc.requires_grad_(True)
+    trains = {f"fc.{name}": p for name, p in resnet.fc.named_parameters()}
+    optimizer = torch.optim.SGD([*trains.items()] if named else [*trains.values()], 0.1)
+    for _ in range(3):
+        mssar.insert(resnet, optimizer=optimizer)
+        fc, added = optimizer.param_groups
+        new = {name: p for name, p in resnet.named_parameters() if p.requires_grad}
+        assert [*map(id, fc["params"])] == [*map(id, trains.values())]
+        assert {*map(id, added["params"])} == {*map(id, new.values())} - {*map(id, fc["params"])}
+        if named:
+            assert all(
+                new[n] is p for n, p in zip(added["param_names"], added["params"], strict=True)
+            )
+        mssar.remove(resnet, optimizer)
 
 
 def test_groups_that_were_made_by_hand_stay(resnet):

@@ -53,10 +53,10 @@ class _Verbs(TyperGroup):
 def _flowing(words: str) -> str:
     """A help text that fits any width. Typer keeps the lines of all paragraphs but the first; here
     only examples do, which begin with a \\b."""
-    paragraphs = words.split("\n\n")
+    asis = "" if getattr(typer.core, "HAS_RICH", True) else "\b\n"  # click asks for the sign
     return "\n\n".join(
-        one.removeprefix("\b\n") if one.startswith("\b") else one.replace("\n", " ")
-        for one in paragraphs
+        asis + one.removeprefix("\b\n") if one.startswith("\b") else one.replace("\n", " ")
+        for one in words.split("\n\n")
     )
 
 

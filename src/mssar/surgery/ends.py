@@ -112,14 +112,15 @@ class Recalibrated(Holder):
 
     def _earlier(self, state_dict: dict[str, Any], prefix: str) -> Iterable[str]:
         """They have other names, which they get."""
-        here = [key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)]
-        if any(name.startswith(("inner.", f"{LAYER}.")) for name in here):
-            return ()
-        ours = {"gain"} if self.gain is not None and not hasattr(self.inner, "gain") else set()
-        for name in here:
-            if name not in ours:
-                state_dict[f"{prefix}inner.{name}"] = state_dict.pop(prefix + name)
-        return [name for name in self.doubled if prefix + name in state_dict]
+        known = self.inner.state_dict()
+        now = {f"inner.{name}" for name in known}
+        gain = state_dict.get(f"{prefix}gain")
+        if self.gain is not None and gain is not None and gain.shape == self.gain.shape:
+            now.add("gain")  # an NFNet's convolutions have one, too, for every channel
+        earlier = [name for name in known if prefix + name in state_dict and name not in now]
+        for name in earlier:
+            state_dict[f"{prefix}inner.{name}"] = state_dict.pop(prefix + name)
+        return [name for name in self.doubled if name.removeprefix("inner.") in earlier]
 
 
 class InPlace(Holder):

@@ -332,10 +332,21 @@ def known(module: nn.Module) -> Place | None:
 
 
 def own_forward(module: nn.Module) -> bool:
-    """Whether a module's forward is from where its class is: ours would take its place. What only
-    checks types says that it is from there, too."""
+    """Whether a module's forward is the one that its class was written with: ours would take its
+    place. What checks types may be around it and nothing else, as a decorator may change numbers.
+    """
     kind = type(module)
-    return "forward" not in module.__dict__ and kind.forward.__module__ == kind.__module__
+    made: Any = kind.forward
+    while _checks_types(made):
+        made = made.__wrapped__
+    written = made.__module__ == kind.__module__ and not hasattr(made, "__wrapped__")
+    return written and "forward" not in module.__dict__
+
+
+def _checks_types(made: Any) -> bool:
+    file = getattr(getattr(made, "__code__", None), "co_filename", "")
+    library = getattr(made, "__globals__", {}).get("__name__", "").partition(".")[0]
+    return file.startswith("<@beartype(") or library == "jaxtyping"
 
 
 def class_name(module: nn.Module) -> str:

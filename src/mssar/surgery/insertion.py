@@ -125,6 +125,9 @@ def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     held = holders(model)
     if not held:
         raise ValueError(f"nothing was inserted into this {type(model).__name__}")
+    for name, module in model.named_modules():
+        if isinstance(module, (Holder, Carrier)):
+            _require_ours(name, module)
     for name, holder in held.items():
         _require_as_inserted(name, holder)
     with optimisers.renaming(optimizer, model):
@@ -143,6 +146,16 @@ def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     for module in model.modules():
         if isinstance(module, Carrier):
             module.__class__ = type(module).__bases__[-1]
+
+
+def _require_ours(name: str, module: nn.Module) -> None:
+    """Refuse what was made another class since: it would become what it no longer is."""
+    kind = type(module)
+    if not kind.__module__.startswith("mssar."):
+        raise ValueError(
+            f"{name!r} is a {kind.__name__} of {kind.__module__} by now, as after fully_shard or a "
+            "parametrisation; remove before that. Nothing was changed"
+        )
 
 
 def _require_as_inserted(name: str, holder: Holder) -> None:
@@ -214,7 +227,8 @@ def _restore(block: Any) -> None:
         delattr(block, LAYER)
     else:
         setattr(block, LAYER, before)
-    del block.doubled, block.others
+    del block.doubled
+    block.__dict__.pop("others", None)  # pickled whole by an earlier version, it has none
 
 
 def _exchange(model: nn.Module, old: nn.Module, new: nn.Module) -> None:

@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 def join(optimizer: Optimizer, new: Iterable[tuple[nn.Module, Iterable[nn.Parameter]]]) -> None:
     """Take in layers, each with the parameters it stands beside.
 
-    Matrices go to the group of the last matrix beside them, vectors to that of the last vector. A
-    group is added for layers beside frozen weights alone, and not once there is a scheduler, which
-    has a rate for each group that was there: then they go to the last group that has their like.
+    Matrices go to the group of the last matrix beside them, vectors to that of the last vector.
+    Layers beside frozen weights alone get a group that is empty, or else a new one, unless there is
+    a scheduler, which has a rate for each group that was there (``initial_lr`` tells): then they go
+    to the last group that has their like.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     strangers: list[nn.Parameter] = []
@@ -28,12 +29,16 @@ def join(optimizer: Optimizer, new: Iterable[tuple[nn.Module, Iterable[nn.Parame
             group = near.get(parameter.ndim > 1) or near.get(parameter.ndim <= 1)
             (strangers if group is None else group["params"]).append(parameter)
     scheduled = any("initial_lr" in group for group in optimizer.param_groups)
-    if strangers and not scheduled:
+    empty = next((group for group in optimizer.param_groups if not group["params"]), None)
+    if scheduled:
+        for parameter in strangers:
+            _alike(optimizer, parameter)["params"].append(parameter)
+    elif empty is not None:  # as after a removal
+        empty["params"] += strangers
+    elif strangers:
         named = any("param_names" in group for group in optimizer.param_groups)
         unnamed = [(f"{number}", p) for number, p in enumerate(strangers)]  # see renaming
         optimizer.add_param_group({"params": unnamed if named else strangers})
-    for parameter in strangers if scheduled else ():
-        _alike(optimizer, parameter)["params"].append(parameter)
 
 
 def _alike(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
@@ -69,4 +74,4 @@ def renaming(optimizer: Optimizer | None, model: nn.Module) -> Iterator[None]:
     kept = {p: name for p, name in told.items() if name != outer + before.get(p, "")}
     for group in () if optimizer is None else optimizer.param_groups:
         if "param_names" in group:
-            group["param_names"][:] = [(told | now | kept)[id(p)] for p in group["params"]]
+            group["param_names"][:] = [(told | now | kept).get(id(p), "") for p in group["params"]]

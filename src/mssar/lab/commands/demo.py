@@ -91,7 +91,7 @@ def demo(
         console().print(f"page:    {_page(runs, maps)}", highlight=False)
         if show:
             webbrowser.open((runs / PAGE).resolve().as_uri())
-    leave(outcome, f"the same command{' without --restart' * restart}")
+    leave(outcome, f"the same command{' without --restart' * (restart and outcome.moved)}")
 
 
 def _time(asked: list[Run], how: Execution, path: Path, *, anew: bool) -> None:

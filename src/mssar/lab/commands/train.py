@@ -173,7 +173,11 @@ def train(
         return
     if outcome.records:
         _show(console(), outcome.records, runs)
-    leave(outcome, f"the same command with --resume{' instead of --restart' * restart}")
+    if restart and not outcome.moved:
+        again = "the same command"  # what has not begun may hold what it had before
+    else:
+        again = f"the same command with --resume{' instead of --restart' * restart}"
+    leave(outcome, again)
 
 
 def _show(out: Console, records: list[Any], runs: Path) -> None:

@@ -45,7 +45,7 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     left: list[Run] = field(default_factory=list)  # not finished in time
     signal: int | None = None  # that ended it
-    moved: bool = False  # a run has had a turn here
+    moved: bool = False  # a run has made a step here
     short: float | None = None  # seconds that a budget would have needed for a first step
 
 
@@ -121,7 +121,7 @@ class _Fleet:
     starts: Typical = field(default_factory=Typical)  # making ready and the first turn
     hands: int = 1  # that many compute at once
     share: int = 0  # of a CPU's threads, for each of them
-    moved: bool = False  # whether anybody had a turn
+    moved: bool = False  # whether anybody has made a step
     cleared: bool = False  # what is to begin anew has nothing from before
     lock: threading.Lock = field(default_factory=threading.Lock)  # of what several hands change
     # Streams that are free again. Memory is kept by stream: the next run finds the last one's.
@@ -161,11 +161,10 @@ class _Fleet:
                 return
             if self.clock.end is not None and any(entry.new for entry in active):
                 return  # how long it takes to begin is known once the first has begun
-            run = self.waiting.popleft()
+            if (run := self._next(active, room)) is None:
+                return
+            self.waiting.remove(run)
             try:
-                if active and room < self.stacking.whole(run, self.waiting):
-                    self.waiting.appendleft(run)
-                    return  # or a part of a stack would go by itself
                 if entry := self._begin(run, room):
                     active.append(entry)
             except Exception as error:
@@ -173,6 +172,13 @@ class _Fleet:
                 if active:
                     self.observer.said(said)
             self._sweep()
+
+    def _next(self, active: list[_Entry], room: int) -> Run | None:
+        """The first that waits and has room for all of its stack, part of which would go by itself.
+        Where nobody is active that is whoever is first."""
+        if not active:
+            return self.waiting[0]
+        return next((a for a in self.waiting if self.stacking.whole(a, self.waiting) <= room), None)
 
     def _round(self, active: list[_Entry]) -> bool:
         """A turn for everybody who has time for one, or many at once; False when nobody has."""
@@ -216,9 +222,9 @@ class _Fleet:
         due = self.starts if entry.new else entry.training.turns
         if self._expired(active, due.seconds):
             return None
-        self.moved = True
         before = entry.training.position
         going = self._turn(entry)
+        self.moved = True
         if entry.training.position != before:  # else it waited, or was tested: many short turns
             entry.training.company.add(len(_runs(active)))
         return going
@@ -388,8 +394,8 @@ class _Fleet:
         self.untidy = True
         said = failure.reason(error, run, self.folder / run.name)
         self.outcome.failures.append(said)
-        if memory.lacking(error) is not None and 0 < len(others) < self.width:
-            self.width = len(others)  # or all that wait would fail, one after the other
+        if memory.lacking(error) is not None and 0 < (fitted := len(_runs(others))) < self.width:
+            self.width = fitted  # or all that wait would fail, one after the other
             self.observer.said(f"memory ran out: from now on {self.width} at once")
         return said
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -44,36 +45,42 @@ class Stacking:
         self.folder, self.anew = folder, anew
         self.alone: set[Run] = set()  # that are not stacked again
         self._known: dict[Run, bool] = {}  # whether they can be stacked
+        self._positions: dict[Run, tuple[int, int] | None] = {}  # when they were last looked up
 
-    def whole(self, run: Run, waiting: deque[Run]) -> int:
-        """How many runs its stack would be with room enough."""
-        if self.most == 1 or run in self.alone or not self._stackable(run):
+    def whole(self, run: Run, waiting: Iterable[Run]) -> int:
+        """How many runs its stack would be with room enough, as far as is known without asking the
+        disk anew."""
+        try:
+            return 1 + len(self._mates(run, waiting, self.most))
+        except (ValueError, OSError):  # of its data or its folder: said when its own turn comes
             return 1
-        mates = (o for o in waiting if o not in self.alone and o.differs_in_seed_or_data(run))
-        return min(self.most, 1 + sum(1 for _ in mates))
 
     def mates(self, run: Run, waiting: deque[Run], room: int) -> list[Run]:
         """Waiting runs, taken from the others, to be trained as one with this."""
-        most = min(self.most, room)
-        if most < 2 or run in self.alone or not self._stackable(run):
-            return []
-        place, data = self._position(run), self.load(run.dataset)
-        found = list[Run]()
-        for other in waiting:
-            if len(found) + 1 == most:
-                break
-            if other in self.alone or not other.differs_in_seed_or_data(run):
-                continue
-            if self.execution.of(other.name) != self.execution.of(run.name):
-                continue  # one is compiled, and the other was begun otherwise
-            if self._fits(other, data, place):
-                found.append(other)
+        self._positions.clear()  # others may have gone on with them
+        found = self._mates(run, waiting, min(self.most, room))
         for other in found:
             waiting.remove(other)
         # Those on one data set side by side: their losses are taken in one go.
         return sorted(found, key=lambda other: (other.dataset != run.dataset, other.dataset))
 
-    def _fits(self, other: Run, data: Data, place: tuple[int, int] | None) -> bool:
+    def _mates(self, run: Run, waiting: Iterable[Run], most: int) -> list[Run]:
+        if most < 2 or run in self.alone or not self._stackable(run):
+            return []
+        if (place := self._position(run)) is None:
+            return []
+        data, how = self.load(run.dataset), self.execution.of(run.name)
+        found = (
+            other
+            for other in waiting
+            if other not in self.alone
+            if other.differs_in_seed_or_data(run)
+            if self.execution.of(other.name) == how  # else one is compiled, the other was begun
+            if self._fits(other, data, place)
+        )
+        return list(islice(found, most - 1))
+
+    def _fits(self, other: Run, data: Data, place: tuple[int, int]) -> bool:
         """Whether a run has as many images and as far to go."""
         try:
             return _same_sizes(self.load(other.dataset), data) and self._position(other) == place
@@ -110,14 +117,17 @@ class Stacking:
         return self._known[run]
 
     def _position(self, run: Run) -> tuple[int, int] | None:
-        """Where a run goes on; None if it is finished."""
-        directory = self.folder / run.name
-        if self.anew:
-            return 0, 0
-        if finished(directory):
-            return None
-        found = checkpoint.newest(directory, lambda _: None)
-        return (found[0].epoch, found[0].step) if found else (0, 0)
+        if run not in self._positions:
+            self._positions[run] = (0, 0) if self.anew else _reached(self.folder / run.name)
+        return self._positions[run]
+
+
+def _reached(directory: Path) -> tuple[int, int] | None:
+    """Where a run goes on; None if it is finished."""
+    if finished(directory):
+        return None
+    found = checkpoint.newest(directory, lambda _: None)
+    return (found[0].epoch, found[0].step) if found else (0, 0)
 
 
 def _same_sizes(one: Data, other: Data) -> bool:

@@ -37,11 +37,11 @@ FEWEST = 3  # steps that are timed, however long they take
 
 
 class TooLongError(Exception):
-    """There is no time for it."""
+    """There is no time for it; before anything is set up nobody knows how long that takes."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, known: bool = True) -> None:
         super().__init__(f"it takes {seconds:.3g} s more, or longer")
-        self.seconds = seconds
+        self.seconds, self.known = seconds, known
 
 
 class Subject(Protocol):
@@ -125,20 +125,20 @@ def measure(
     device, made, heading = execution.device, now(), f"{network} {what}, batch {batch}"
     lane = own_lane(execution)
     with settings(execution), torch.cuda.stream(lane) if lane else nullcontext():
-        _require_time(seconds * len(runs), end)
+        _require_time(seconds * len(runs), end, known=False)
         feed = random_feed(runs[0], execution)
         if lane:  # a library's workspace stays: whoever came first would be charged for it
             _made_ready(runs[0], what, feed, replace(execution, graph=False))
         ready: list[tuple[Subject, int | None, float]] = []
-        slowest = 0.0
+        takes = slowest = 0.0
         for run in runs:
-            _require_time(seconds * len(runs) + slowest * (len(runs) - len(ready)), end)
             tell(f"{heading}: setting up {run.recalibration}")
             before = time.monotonic()
             ready.append(_made_ready(run, what, feed, execution))
             slowest = max(slowest, time.monotonic() - before)
-        takes = max(seconds * len(runs), FEWEST * sum(step for *_, step in ready))
-        _require_time(takes, end)
+            turns = sum(turn for *_, turn in ready) * len(runs) / len(ready)
+            takes = max(seconds * len(runs), FEWEST * turns)
+            _require_time(takes + slowest * (len(runs) - len(ready)), end)
         tell(f"{heading}: measuring in turns, about {takes:.3g} s")
         times = in_turns([subject for subject, *_ in ready], seconds, device)
         peaks = [peak for _, peak, _ in ready]
@@ -169,9 +169,9 @@ def random_feed(run: Run, execution: Execution) -> ArraysFeed:
     return ArraysFeed(data, Resident(data, 0, device), recipe, 0, device, World())
 
 
-def _require_time(needed: float, end: float) -> None:
+def _require_time(needed: float, end: float, *, known: bool = True) -> None:
     if time.monotonic() + needed > end:
-        raise TooLongError(needed)
+        raise TooLongError(needed, known=known)
 
 
 def _made_ready(

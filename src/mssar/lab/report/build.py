@@ -133,7 +133,7 @@ def side_by_side(
         found,
         "comparison",
         "Recalibrations compared",
-        [*(line for one in beside for line in compared(one)), *at_once((), (), beside)],
+        [*(line for one in beside for line in compared(one)), *at_once((), (), beside, beside)],
         (),
         groups,
         maps,

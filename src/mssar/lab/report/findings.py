@@ -105,10 +105,14 @@ def _finding(row: Row, claim: Claim) -> str:
 
 
 def at_once(
-    drawn: Sequence[Difference], made: Sequence[Table], beside: Sequence[Comparison] = ()
+    drawn: Sequence[Difference],
+    made: Sequence[Table],
+    beside: Sequence[Comparison] = (),
+    picked: Sequence[Comparison] = (),
 ) -> list[str]:
-    """How many comparisons there are, and which would hold together (Bonferroni)."""
-    found = _comparisons(drawn, made, beside)
+    """How many comparisons there are, with those of a best one that was picked and all others, and
+    which would hold together (Bonferroni)."""
+    found = _comparisons(drawn, made, beside, picked)
     if len(found) < 2:
         return []
     count, level = len(found), _level(found)
@@ -121,7 +125,10 @@ def at_once(
 
 
 def _comparisons(
-    drawn: Sequence[Difference], made: Sequence[Table], beside: Sequence[Comparison]
+    drawn: Sequence[Difference],
+    made: Sequence[Table],
+    beside: Sequence[Comparison],
+    picked: Sequence[Comparison] = (),
 ) -> list[tuple[float, str]]:
     """Each once: p, and what is compared."""
     found: dict[tuple[object, ...], tuple[float, str]] = {}
@@ -132,7 +139,7 @@ def _comparisons(
         *((_named(of.network, row), of.dataset, row.claim, row.runs)
           for of in beside for row in of.rows),
         *((_named(of.network, best), of.dataset, claim, best.runs)
-          for of in beside if (best := _best(of)) is not of.base for _, claim in _over_others(of)),
+          for of in picked if (best := _best(of)) is not of.base for _, claim in _over_others(of)),
     ]  # fmt: skip
     for name, dataset, claim, runs in all_of_them:
         if claim and claim.p is not None and claim.gain is not None:
