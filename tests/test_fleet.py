@@ -219,27 +219,46 @@ def test_what_cannot_be_stacked_has_the_whole_fleet(tmp_path):
     assert [r.execution["together"] for r in records] == [3, 3, 3]
 
 
-def test_a_stack_that_has_no_room_keeps_nobody_else_waiting(tmp_path):
-    long, *short = [tiny(seed, ema=0.9, epochs=e) for seed, e in ((0, 9), (1, 3), (2, 3))]
-    stacked = [tiny(seed, epochs=3) for seed in range(4)]
-    made = fleet_of([long, *stacked, *short], arrays(), tmp_path, Log(), width=4, stack=4).records
-    known = [(r.run["recipe"]["epochs"], r.execution.get("stacked", 1)) for r in made]
-    assert known == [(3, 1), (3, 1), (9, 1), (3, 4), (3, 4), (3, 4), (3, 4)]
-    assert [r.execution["together"] for r in made[:2]] == [3, 3]
+def test_a_stack_does_not_wait_for_a_long_run_to_end(tmp_path):
+    long, stacked = tiny(0, ema=0.9, epochs=9), [tiny(seed, epochs=3) for seed in range(4)]
+    *made, last = fleet_of([long, *stacked], arrays(), tmp_path, Log(), width=4, stack=4).records
+    assert [r.execution.get("stacked", 1) for r in made] == [3, 3, 3, 1]
+    assert last.run == long.as_dict()
+
+
+def test_a_stack_is_whole_after_one_that_came_apart(tmp_path, monkeypatch):
+    """Else whoever ends first would have all that wait go one by one."""
+    prepare = engine.Training._prepare
+
+    def breaks(self: engine.Training) -> None:
+        if (self.run.recalibration, self.run.seed) == ("none", 1):
+            raise RuntimeError("broken")
+        prepare(self)
+
+    monkeypatch.setattr(engine.Training, "_prepare", breaks)
+    runs = [tiny(seed, kind) for kind in ("none", "se") for seed in range(3)]
+    outcome = fleet_of(runs, arrays(), tmp_path, Log(), width=3, stack=3)
+    known = [(r.run["recalibration"], r.execution.get("stacked", 1)) for r in outcome.records]
+    assert known == [("none", 1)] * 2 + [("se", 3)] * 3
+    assert len(outcome.failures) == 1
 
 
 def test_runs_that_are_at_other_places_or_finished_do_not_wait_for_each_other(tmp_path):
-    alone, *runs = [tiny(0, ema=0.9, epochs=6), *(tiny(seed, epochs=3) for seed in range(4))]
+    pair, runs = (
+        [tiny(seed, epochs=6) for seed in (0, 1)],
+        [tiny(seed, epochs=3) for seed in range(4)],
+    )
     data = arrays()
     fleet_of(runs[:1], data, tmp_path, Log(), width=1)
     ends = iter([False] * 8)  # in the middle of the next one
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Clock, "expired", lambda *_: next(ends, True))
         assert fleet_of(runs[1:2], data, tmp_path, Log()).left == runs[1:2]
-    made = fleet_of([alone, *runs], data, tmp_path, Log(), width=3, stack=4).records
+    made = fleet_of([*pair, *runs], data, tmp_path, Log(), width=3, stack=4).records
     found = {(r.run["recipe"]["epochs"], r.run["seed"]): r.execution for r in made}
     assert [found[3, seed].get("stacked", 1) for seed in range(4)] == [1, 1, 2, 2]
-    assert found[6, 0]["together"] > 1.5  # others beside it from the first step on
+    assert found[6, 0]["stacked"] == 2
+    assert found[6, 0]["together"] > 2  # the third beside them, and not after them
 
 
 def test_nobody_is_thrown_away_for_a_first_step_that_failed(tmp_path, monkeypatch):

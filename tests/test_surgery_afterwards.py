@@ -9,7 +9,7 @@ import torch
 from foreign import build, seeded
 from test_surgery import SIZE, layers, same
 from torch import Tensor, nn
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import mssar
 from mssar.surgery.ends import InPlace
@@ -82,10 +82,27 @@ def test_weights_from_before_and_layers_beside_them_are_loaded_as_one():
     mssar.insert(net, scales=(1,))
     for layer in layers(net):
         trained(layer)
-    tuned = {name: t for name, t in net.state_dict().items() if "recalibrate" in name}
+    whole = copy.deepcopy(net.state_dict())
+    tuned = {name: t for name, t in whole.items() if "recalibrate" in name}
     other = copy.deepcopy(net)
     trained(other).load_state_dict(before | tuned, strict=False)
     assert differing(net, other) == []
+    trained(other).load_state_dict(
+        {name: 2 * t for name, t in before.items()} | whole, strict=False
+    )
+    assert differing(net, other) == []  # where both are there it is the network's own that count
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_wrapped_module_knows_older_names_of_its_own():
+    old = nn.Sequential(torch.nn.utils.weight_norm(nn.Conv2d(3, 8, 3)))
+    x = torch.randn(SIZE)
+    expected = trained(old)(x)
+    net = nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 8, 3)))
+    mssar.insert(net, where=["0"])
+    found = net.load_state_dict(old.state_dict(), strict=False)
+    assert not found.unexpected_keys
+    torch.testing.assert_close(net(x), expected)
 
 
 @pytest.mark.usefixtures("torchvision")
@@ -341,6 +358,16 @@ def test_layers_beside_frozen_weights_share_one_group_however_often(resnet, name
                 new[n] is p for n, p in zip(added["param_names"], added["params"], strict=True)
             )
         mssar.remove(resnet, optimizer)
+
+
+def test_an_empty_group_with_a_rate_of_its_own_is_not_for_layers(resnet):
+    resnet.requires_grad_(False).fc.requires_grad_(True)
+    groups = [{"params": [], "lr": 1e-6}, {"params": [*resnet.fc.parameters()]}]
+    optimizer = torch.optim.SGD(groups, 0.1)
+    mssar.insert(resnet, optimizer=optimizer)
+    slow, fc, added = optimizer.param_groups
+    assert (slow["params"], len(fc["params"]), added["lr"]) == ([], 2, 0.1)
+    assert len(added["params"]) == sum(len([*layer.parameters()]) for layer in layers(resnet))
 
 
 def test_groups_that_were_made_by_hand_stay(resnet):

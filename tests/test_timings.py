@@ -280,7 +280,7 @@ def test_a_slow_module_takes_longer(monkeypatch, what):
 
 @pytest.mark.parametrize(
     ("end", "ready", "needed"),
-    [(-1.0, 0, 0.02), (15.0, 1, 27.0), (35.0, 1, 27.0), (36.0, 2, None)],
+    [(-1.0, 0, 0.02), (15.0, 1, 27.0), (35.0, 2, 18.0), (36.0, 2, None)],
 )
 def test_what_would_take_too_long_is_not_measured(monkeypatch, end, ready, needed):
     """A step takes three seconds, to set up takes three steps, and so does measuring."""

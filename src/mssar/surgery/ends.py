@@ -113,14 +113,25 @@ class Recalibrated(Holder):
     def _earlier(self, state_dict: dict[str, Any], prefix: str) -> Iterable[str]:
         """They have other names, which they get."""
         known = self.inner.state_dict()
-        now = {f"inner.{name}" for name in known}
-        gain = state_dict.get(f"{prefix}gain")
-        if self.gain is not None and gain is not None and gain.shape == self.gain.shape:
-            now.add("gain")  # an NFNet's convolutions have one, too, for every channel
-        earlier = [name for name in known if prefix + name in state_dict and name not in now]
+        here = {k.removeprefix(prefix): t for k, t in state_dict.items() if k.startswith(prefix)}
+        earlier = {
+            name
+            for name, tensor in here.items()
+            if not self._is_own(name, tensor, known, here) and f"inner.{name}" not in here
+        }
         for name in earlier:
             state_dict[f"{prefix}inner.{name}"] = state_dict.pop(prefix + name)
         return [name for name in self.doubled if name.removeprefix("inner.") in earlier]
+
+    def _is_own(self, name: str, found: Any, known: dict[str, Any], here: dict[str, Any]) -> bool:
+        """Whether a tensor is called as in this network; what is wrapped may have such names, too:
+        an ``inner``, or a ``gain``, as the convolutions of NFNets, one for every channel."""
+        first, _, rest = name.partition(".")
+        if first == "inner":
+            return name not in known or rest in known
+        if name == "gain" and self.gain is not None and "gain" in known:
+            return "inner.gain" in here or getattr(found, "shape", None) != known["gain"].shape
+        return first == LAYER or (name == "gain" and self.gain is not None)
 
 
 class InPlace(Holder):

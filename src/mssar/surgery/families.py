@@ -345,8 +345,8 @@ def own_forward(module: nn.Module) -> bool:
 
 def _checks_types(made: Any) -> bool:
     file = getattr(getattr(made, "__code__", None), "co_filename", "")
-    library = getattr(made, "__globals__", {}).get("__name__", "").partition(".")[0]
-    return file.startswith("<@beartype(") or library == "jaxtyping"
+    origin = getattr(made, "__globals__", {}).get("__name__") or ""
+    return file.startswith("<@beartype(") or origin.startswith("jaxtyping.")
 
 
 def class_name(module: nn.Module) -> str:

@@ -136,14 +136,13 @@ def compare(
     trained = time.monotonic() - before
     timed: list[Timing] = []
     short: TooLongError | None = None
-    needed = 0.0  # seconds of a call that only times
+    needed = 0.0  # seconds of a call that only times, without the measuring
     if seconds and not launched() and not outcome.left and not outcome.failures:
         end = math.inf if budget is None else begun + budget - clock.RESERVE - PAGE
         try:
             timed = _time(asked[: len(kinds)], how.execution(), seconds, timed_in, end)
-        except TooLongError as error:  # which may be twice as long on a busier machine
-            short, needed = error, time.monotonic() - begun - trained + 2 * error.seconds
-            needed += clock.RESERVE + PAGE
+        except TooLongError as error:
+            short, needed = error, time.monotonic() - begun - trained + clock.RESERVE + PAGE
     places = [*sorted(record_in.parent.glob("*.jsonl")), timed_in, runs]
     found = _wanted(collect(p for p in places if p.exists()), asked, checksum, how.precision)
     if found.records:
@@ -159,11 +158,13 @@ def compare(
     if short is None:
         return
     # Not status 75 where the same call would come no further: who calls again would for ever.
-    if budget is None or budget < needed or not (outcome.moved or outcome.records):
+    trained_now = outcome.moved or outcome.records
+    if budget is None or budget < needed + short.seconds or not trained_now:
+        enough = math.ceil(needed + 2 * short.seconds)  # on a busier machine
         more = "or more" if short.known else "and as much more as it takes to set up, not known yet"
         raise ValueError(
             "all is trained, and there was no time to time steps: give a --time-budget of "
-            f"{math.ceil(needed)}s {more}; or none, or fewer --seconds"
+            f"{enough}s {more}; or none, or fewer --seconds"
         )
     say("mssar: too little is left of the time budget to time steps; the same command does it")
     raise typer.Exit(LEFT_OVER)

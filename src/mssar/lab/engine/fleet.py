@@ -122,6 +122,7 @@ class _Fleet:
     hands: int = 1  # that many compute at once
     share: int = 0  # of a CPU's threads, for each of them
     moved: bool = False  # whether anybody has made a step
+    lacking: tuple[Run, int, int, int] | None = None  # who had no room for a stack, and when
     cleared: bool = False  # what is to begin anew has nothing from before
     lock: threading.Lock = field(default_factory=threading.Lock)  # of what several hands change
     # Streams that are free again. Memory is kept by stream: the next run finds the last one's.
@@ -161,10 +162,11 @@ class _Fleet:
                 return
             if self.clock.end is not None and any(entry.new for entry in active):
                 return  # how long it takes to begin is known once the first has begun
-            if (run := self._next(active, room)) is None:
-                return
-            self.waiting.remove(run)
+            run = self.waiting.popleft()
             try:
+                if self._lacks_room(run, active, room):
+                    self.waiting.appendleft(run)
+                    return
                 if entry := self._begin(run, room):
                     active.append(entry)
             except Exception as error:
@@ -173,12 +175,16 @@ class _Fleet:
                     self.observer.said(said)
             self._sweep()
 
-    def _next(self, active: list[_Entry], room: int) -> Run | None:
-        """The first that waits and has room for all of its stack, part of which would go by itself.
-        Where nobody is active that is whoever is first."""
-        if not active:
-            return self.waiting[0]
-        return next((a for a in self.waiting if self.stacking.whole(a, self.waiting) <= room), None)
+    def _lacks_room(self, run: Run, active: list[_Entry], room: int) -> bool:
+        """Whether a run waits, or a part of its stack would go by itself: where a stack makes room
+        when it ends, or what was one. Beside another run, which may take for ever, a part goes."""
+        runs, apart = _runs(active), self.stacking.alone
+        if len(runs) == len(active) and apart.isdisjoint(runs):
+            return False
+        asked = (run, room, len(self.waiting), len(apart))
+        if asked != self.lacking:  # a round is too short to ask in each
+            self.lacking = asked if self.stacking.whole(run, self.waiting) > room else None
+        return self.lacking is not None
 
     def _round(self, active: list[_Entry]) -> bool:
         """A turn for everybody who has time for one, or many at once; False when nobody has."""

@@ -45,19 +45,13 @@ class Stacking:
         self.folder, self.anew = folder, anew
         self.alone: set[Run] = set()  # that are not stacked again
         self._known: dict[Run, bool] = {}  # whether they can be stacked
-        self._positions: dict[Run, tuple[int, int] | None] = {}  # when they were last looked up
 
     def whole(self, run: Run, waiting: Iterable[Run]) -> int:
-        """How many runs its stack would be with room enough, as far as is known without asking the
-        disk anew."""
-        try:
-            return 1 + len(self._mates(run, waiting, self.most))
-        except (ValueError, OSError):  # of its data or its folder: said when its own turn comes
-            return 1
+        """How many runs its stack would be with room enough."""
+        return 1 + len(self._mates(run, waiting, self.most))
 
     def mates(self, run: Run, waiting: deque[Run], room: int) -> list[Run]:
         """Waiting runs, taken from the others, to be trained as one with this."""
-        self._positions.clear()  # others may have gone on with them
         found = self._mates(run, waiting, min(self.most, room))
         for other in found:
             waiting.remove(other)
@@ -117,17 +111,14 @@ class Stacking:
         return self._known[run]
 
     def _position(self, run: Run) -> tuple[int, int] | None:
-        if run not in self._positions:
-            self._positions[run] = (0, 0) if self.anew else _reached(self.folder / run.name)
-        return self._positions[run]
-
-
-def _reached(directory: Path) -> tuple[int, int] | None:
-    """Where a run goes on; None if it is finished."""
-    if finished(directory):
-        return None
-    found = checkpoint.newest(directory, lambda _: None)
-    return (found[0].epoch, found[0].step) if found else (0, 0)
+        """Where a run goes on; None if it is finished."""
+        directory = self.folder / run.name
+        if self.anew:
+            return 0, 0
+        if finished(directory):
+            return None
+        found = checkpoint.newest(directory, lambda _: None)
+        return (found[0].epoch, found[0].step) if found else (0, 0)
 
 
 def _same_sizes(one: Data, other: Data) -> bool:

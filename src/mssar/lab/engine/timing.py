@@ -125,7 +125,8 @@ def measure(
     device, made, heading = execution.device, now(), f"{network} {what}, batch {batch}"
     lane = own_lane(execution)
     with settings(execution), torch.cuda.stream(lane) if lane else nullcontext():
-        _require_time(seconds * len(runs), end, known=False)
+        if time.monotonic() + seconds * len(runs) > end:
+            raise TooLongError(seconds * len(runs), known=False)
         feed = random_feed(runs[0], execution)
         if lane:  # a library's workspace stays: whoever came first would be charged for it
             _made_ready(runs[0], what, feed, replace(execution, graph=False))
@@ -136,9 +137,11 @@ def measure(
             before = time.monotonic()
             ready.append(_made_ready(run, what, feed, execution))
             slowest = max(slowest, time.monotonic() - before)
-            turns = sum(turn for *_, turn in ready) * len(runs) / len(ready)
-            takes = max(seconds * len(runs), FEWEST * turns)
-            _require_time(takes + slowest * (len(runs) - len(ready)), end)
+            turns, rest = FEWEST * sum(turn for *_, turn in ready), len(runs) - len(ready)
+            takes = max(seconds * len(runs), turns)
+            if time.monotonic() + takes + slowest * rest > end:  # and the others have turns, too
+                takes = max(takes, turns * len(runs) / len(ready))
+                raise TooLongError(takes + slowest * rest)
         tell(f"{heading}: measuring in turns, about {takes:.3g} s")
         times = in_turns([subject for subject, *_ in ready], seconds, device)
         peaks = [peak for _, peak, _ in ready]
@@ -167,11 +170,6 @@ def random_feed(run: Run, execution: Execution) -> ArraysFeed:
     data = Arrays("random", names, train, test, (127.5,) * 3, (73.9,) * 3)  # of uniform bytes
     recipe = varied(run.recipe, augmentation=Crops(padding=0))
     return ArraysFeed(data, Resident(data, 0, device), recipe, 0, device, World())
-
-
-def _require_time(needed: float, end: float, *, known: bool = True) -> None:
-    if time.monotonic() + needed > end:
-        raise TooLongError(needed, known=known)
 
 
 def _made_ready(
