@@ -342,24 +342,6 @@ def test_what_was_added_to_a_group_of_names_by_hand_has_none(resnet):
     assert all(found[name] is p for name, p in resnet.named_parameters())
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_layers_beside_frozen_weights_share_one_group_however_often(resnet, named):
-    resnet.requires_grad_(False).fc.requires_grad_(True)
-    trains = {f"fc.{name}": p for name, p in resnet.fc.named_parameters()}
-    optimizer = torch.optim.SGD([*trains.items()] if named else [*trains.values()], 0.1)
-    for _ in range(3):
-        mssar.insert(resnet, optimizer=optimizer)
-        fc, added = optimizer.param_groups
-        new = {name: p for name, p in resnet.named_parameters() if p.requires_grad}
-        assert [*map(id, fc["params"])] == [*map(id, trains.values())]
-        assert {*map(id, added["params"])} == {*map(id, new.values())} - {*map(id, fc["params"])}
-        if named:
-            assert all(
-                new[n] is p for n, p in zip(added["param_names"], added["params"], strict=True)
-            )
-        mssar.remove(resnet, optimizer)
-
-
 def test_an_empty_group_with_a_rate_of_its_own_is_not_for_layers(resnet):
     resnet.requires_grad_(False).fc.requires_grad_(True)
     groups = [{"params": [], "lr": 1e-6}, {"params": [*resnet.fc.parameters()]}]

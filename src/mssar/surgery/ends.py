@@ -112,7 +112,7 @@ class Recalibrated(Holder):
 
     def _earlier(self, state_dict: dict[str, Any], prefix: str) -> Iterable[str]:
         """They have other names, which they get."""
-        known = self.inner.state_dict()
+        known = {**dict(self.inner.named_parameters()), **dict(self.inner.named_buffers())}
         here = {k.removeprefix(prefix): t for k, t in state_dict.items() if k.startswith(prefix)}
         earlier = {
             name

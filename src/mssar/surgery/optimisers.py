@@ -14,9 +14,9 @@ def join(optimizer: Optimizer, new: Iterable[tuple[nn.Module, Iterable[nn.Parame
     """Take in layers, each with the parameters it stands beside.
 
     Matrices go to the group of the last matrix beside them, vectors to that of the last vector.
-    Layers beside frozen weights alone get a new group, or one that a removal left empty, unless
-    there is a scheduler, which has a rate for each group that was there (``initial_lr`` tells):
-    then they go to the last group that has their like.
+    A group is added for layers beside frozen weights alone, and not once there is a scheduler,
+    which has a rate for each group that was there (``initial_lr`` tells): then they go to the last
+    group that has their like.
     """
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     strangers: list[nn.Parameter] = []
@@ -29,21 +29,13 @@ def join(optimizer: Optimizer, new: Iterable[tuple[nn.Module, Iterable[nn.Parame
             group = near.get(parameter.ndim > 1) or near.get(parameter.ndim <= 1)
             (strangers if group is None else group["params"]).append(parameter)
     scheduled = any("initial_lr" in group for group in optimizer.param_groups)
-    empty = next((group for group in optimizer.param_groups if _is_new(optimizer, group)), None)
     if scheduled:
         for parameter in strangers:
             _alike(optimizer, parameter)["params"].append(parameter)
-    elif empty is not None:
-        empty["params"] += strangers
     elif strangers:
         named = any("param_names" in group for group in optimizer.param_groups)
         unnamed = [(f"{number}", p) for number, p in enumerate(strangers)]  # see renaming
         optimizer.add_param_group({"params": unnamed if named else strangers})
-
-
-def _is_new(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    """Whether a group is as one that is added: empty, and with no options of its own."""
-    return not group["params"] and all(group[k] == v for k, v in optimizer.defaults.items())
 
 
 def _alike(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
