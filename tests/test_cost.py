@@ -152,6 +152,38 @@ def test_a_network_that_fails_is_left_as_it_was_too(unchecked):
     assert network.conv1.weight.device.type == "cpu"
 
 
+class Remembering(nn.Module):
+    """As a detector keeps its anchors: what it made for the last image, in plain attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.anchors, self.images = torch.ones(()), 0
+        self.maps, self.by_size = [], {"none": None}
+
+    def forward(self, x):
+        self.anchors, self.images = self.anchors.to(x.device), self.images + len(x)
+        y = self.by_size[x.shape] = self.conv(x) * self.anchors
+        self.maps.append(y)
+        return y
+
+
+def test_what_a_network_writes_down_of_an_image_without_numbers_is_gone():
+    network = Remembering()
+    maps, by_size = network.maps, network.by_size
+    assert mssar.cost(network, (3, 2, 2)).macs == 48
+    assert network.anchors.device.type == "cpu"
+    assert network.images == 0
+    assert network.maps is maps
+    assert network.by_size is by_size
+    assert maps == []
+    assert by_size == {"none": None}
+    network(torch.randn(2, 3, 5, 5))
+    assert network.images == 2
+    assert [y.device.type for y in network.maps] == ["cpu"]
+    assert torch.is_tensor(by_size[2, 3, 5, 5])
+
+
 @pytest.mark.parametrize(
     "size",
     [

@@ -197,3 +197,19 @@ def test_an_explanation(torchvision):
         f"layer{i}.0.recalibrate" for i in (1, 2, 3, 4)
     ]
     assert all(torch.equal(block.z, torch.full_like(block.z, 0.5)) for block in found.blocks)
+
+
+def test_a_detector_keeps_its_anchors(torchvision):
+    # It has them in a plain attribute, where counting multiply-adds had left some without numbers.
+    detection = torchvision.models.detection
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 4), torchvision.models.resnet.BasicBlock(8, 8))
+    backbone.out_channels = 8
+    anchors = detection.anchor_utils.AnchorGenerator(((16,),), ((0.5, 1.0),))
+    model = detection.RetinaNet(backbone, 3, 64, 64, anchor_generator=anchors)
+    images, target = torch.rand(2, 3, 64, 64), {"boxes": torch.tensor([[9.0, 9.0, 40.0, 30.0]])}
+    targets = [target | {"labels": torch.tensor([label])} for label in (1, 2)]
+    before = model(list(images), targets)
+    plan = mssar.insert(model)
+    assert plan.names == ["backbone.1"]
+    assert model(list(images), targets) == before

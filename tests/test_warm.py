@@ -111,8 +111,14 @@ def test_sizes_share_kernels_and_all_come_at_once(monkeypatch):
     assert 12 == calls[0][0] < calls[1][0]
 
 
+class Remembering(nn.Identity):
+    def forward(self, x):
+        self.last = x
+        return x
+
+
 def test_it_leaves_no_traces():
-    net = nn.Sequential(halved(block()), nn.Dropout(0.5))
+    net = nn.Sequential(halved(block()), nn.Dropout(0.5), Remembering())
     net[0][1].bn1.eval()
     before, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
     chance = torch.get_rng_state()
@@ -124,6 +130,7 @@ def test_it_leaves_no_traces():
     assert all(p.grad is None for p in net.parameters())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert net[0][1].recalibrate not in fused._cache
+    assert not hasattr(net[2], "last")
     assert not torch.is_autocast_enabled(DEVICE)
 
 

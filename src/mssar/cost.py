@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.utils.module_tracker import ModuleTracker
 
 from mssar.layer import MSSAR
-from mssar.mode import mode
+from mssar.mode import mode, unchanged
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _said(size: object) -> str:
 def run_hollow(model: nn.Module, size: tuple[int, int, int]) -> dict[str, int]:
     """Run one image through a network on tensors without storage: what each module does, in flops.
 
-    Hooks see the shapes; the model is left as it is.
+    Hooks see the shapes, those of the model's owner too; the model is left as it is.
     """
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton
 
@@ -120,7 +120,8 @@ def run_hollow(model: nn.Module, size: tuple[int, int, int]) -> dict[str, int]:
     image = torch.empty(1, *size, device="meta", dtype=dtype)
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = _Tracker()
-    with mode(model, training=False), torch.no_grad(), counter:
+    # Some write down what they made of the last image, which here has no numbers.
+    with unchanged(model), mode(model, training=False), torch.no_grad(), counter:
         # Every slot is named once: PyTorch's own tying does not give a shared module its own back.
         functional_call(model, hollow, (image,), tie_weights=False)
     return {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}

@@ -25,7 +25,7 @@ from mssar.kernels.device import interpreted
 from mssar.kernels.launch import warm as compiled
 from mssar.kernels.tail import op
 from mssar.kernels.tail.plan import Plan
-from mssar.mode import mode
+from mssar.mode import mode, unchanged
 
 PLANS: dict[str, Callable[..., Plan]] = {
     "mssar::tail": op.plan_of,
@@ -106,7 +106,13 @@ def _plans(
 
     hollow, seen = FakeTensorMode(), _Seen()
     typed = nullcontext() if autocast is None else torch.autocast(first.device.type, autocast)
-    with fused.rehearsed(), mode(model, training), _unsynchronised(), torch.no_grad():
+    with (
+        unchanged(model),
+        mode(model, training),
+        fused.rehearsed(),
+        _unsynchronised(),
+        torch.no_grad(),
+    ):
         for shape in shapes:
             state: dict[str, Tensor] = {name: hollow.from_tensor(t) for name, t in tensors(model)}
             with hollow, typed, seen:
