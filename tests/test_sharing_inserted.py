@@ -287,6 +287,16 @@ def test_norms_that_were_named_travel_with_their_own_reduction(tmp_path):
     assert_close(again(x), net.eval()(x), **EXACT)
 
 
+@pytest.mark.parametrize("name", ["timm:convnext_atto", "torchvision:convnext_tiny"])
+def test_blocks_travel_whose_modules_alone_do_not_say_their_channels(tmp_path, name):
+    """With a reduction that is not their usual one."""
+    net = moved(name)
+    plan = mssar.insert(net, scales=(1, 2), reduction=4)
+    config = assert_travels(stirred(net), tmp_path / "net", name=name)
+    assert config["options"]["reduction"] == 4
+    assert config["options"]["where"] == plan.names
+
+
 def test_what_is_no_network_or_no_place_is_one_line(tmp_path, unchecked):
     with pytest.raises(ValueError, match="model is a network; got a int"):
         unchecked.save_pretrained(3, tmp_path)

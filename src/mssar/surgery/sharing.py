@@ -204,9 +204,9 @@ def _inserted(model: nn.Module, held: Mapping[str, Holder], plain: nn.Module) ->
 
 
 def _places(held: Mapping[str, Holder], plain: nn.Module) -> list[str]:
-    """Blocks by their names where ``reduction="auto"`` gives the same there and no other layer is
-    in them, else their modules."""
-    blocks = {}
+    """Blocks by their names where no other layer is in them, else their modules. Where layers differ
+    in their reduction, a block is one whose usual it is: all are inserted as one."""
+    blocks, alike = {}, len({holder.recalibrate.reduction for holder in held.values()}) == 1
     for name, module in plain.named_modules():
         if (place := known(module)) is not None:
             blocks[place.target(name)] = name, place.reduction
@@ -214,7 +214,8 @@ def _places(held: Mapping[str, Holder], plain: nn.Module) -> list[str]:
     for target, holder in held.items():
         block, usual = blocks.get(target, (target, None))
         alone = not any(name.startswith(f"{block}.") for name in held if name != target)
-        found.append(block if alone and usual == holder.recalibrate.reduction else target)
+        same = alike or usual == holder.recalibrate.reduction
+        found.append(block if alone and same else target)
     return found
 
 
