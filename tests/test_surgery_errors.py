@@ -148,6 +148,16 @@ def test_what_has_it_by_birth(mssar):
         mssar.insert(mssar.create_model("resnet8", "mssar"))
 
 
+@pytest.mark.parametrize("name", ["resnet8", "densenet100"])
+def test_what_has_another_recalibration_in_the_layers_place(mssar, name):
+    net = mssar.create_model(name, "simam")
+    with pytest.raises(
+        ValueError, match=r"'(layer1\.0|block1\.steps\.0)' was made with a .* SimAM"
+    ):
+        mssar.insert(net)
+    assert any(type(module).__name__ == "SimAM" for module in net.modules())
+
+
 def test_nothing_to_remove(mssar, resnet):
     with pytest.raises(ValueError, match="nothing was inserted into this ResNet"):
         mssar.remove(resnet)

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize, prune
 
 import mssar
 from mssar.surgery.ends import Recalibrated
+from mssar.surgery.insertion import holders
 
 SIZE = (2, 3, 40, 40)
 pytestmark = pytest.mark.usefixtures("torchvision")  # which timm imports, and may have to be helped
@@ -225,6 +226,19 @@ def test_squeezes_come_back_in_the_type_the_network_has():
     mssar.insert(model, where="se")
     mssar.remove(model.bfloat16())
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def test_squeezes_that_stayed_on_meta_do_not_come_back():
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        model = timm.create_model("mobilenetv3_small_050", num_classes=5)
+    plan = mssar.insert(model, where="se")
+    assert len(holders(model.to_empty(device="cpu"))) == len(plan.entries)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match="cannot be put back"):
+        mssar.remove(model, optimizer)
+    assert len(holders(model)) == len(plan.entries)
+    assert len(optimizer.param_groups[0]["params"]) == len(list(model.parameters()))
 
 
 @pytest.mark.parametrize("wrong", [(None, None), ("model", "sgd")])

@@ -105,13 +105,13 @@ def insert(
         subject = deepcopy(model) if dry_run and measure else model
         if not dry_run or measure:
             joining = None if dry_run else optimizer
+            beside = {name: [*model.get_submodule(name).parameters()] for name in chosen}
             with optimisers.renaming(joining, model):
-                if joining is not None:
-                    beside = {name: model.get_submodule(name).parameters() for name in chosen}
-                    optimisers.join(joining, [(layers[name], beside[name]) for name in chosen])
                 for name, place in chosen.items():
                     put(subject, name, place, layers[name], init)
-            _carry(subject)
+                _carry(subject)
+                if joining is not None:
+                    optimisers.join(joining, [(layers[name], beside[name]) for name in chosen])
         return replace(plan, after=timed(subject, shape)) if measure else plan
 
 
@@ -160,11 +160,15 @@ def _require_ours(name: str, module: nn.Module) -> None:
 
 def _require_as_inserted(name: str, holder: Holder) -> None:
     """Refuse what cannot be put back."""
-    if isinstance(holder, InPlace) and holder.replaced is None:
-        raise ValueError(
-            f"what stood in the place of {name!r} was not saved with this network, and cannot be "
-            "put back. Nothing was changed"
+    if isinstance(holder, InPlace):
+        there = holder.replaced is not None and (
+            holder.gain.is_meta or not any(t.is_meta for _, t in tensors(holder.replaced))
         )
+        if not there:  # it is in no file, and is not moved with the network
+            raise ValueError(
+                f"what stood in the place of {name!r} was not saved with this network, and cannot "
+                "be put back. Nothing was changed"
+            )
     for doubled in holder.doubled:
         owner, _, tensor = doubled.rpartition(".")
         try:
@@ -320,13 +324,21 @@ def _require_whose(model: nn.Module, optimizer: Optimizer | None) -> None:
 
 
 def _require_own(model: nn.Module, chosen: Found, init: Init) -> None:
-    """Refuse what two blocks have in common: it would be doubled for both, or by both."""
+    """Refuse what has a recalibration already where ours would be, and what two blocks have in
+    common: it would be doubled for both, or by both."""
     named: dict[int, str] = {}
     for name, place in chosen.items():
         target = place.target(name)
-        other = named.setdefault(id(model.get_submodule(target)), target)
+        block = model.get_submodule(target)
+        other = named.setdefault(id(block), target)
         if other != target:
             raise ValueError(f"{other!r} and {target!r} are one module; name one of them")
+        there = block._modules.get(LAYER)
+        if place.end is not None and not isinstance(there, nn.Identity | None):
+            raise ValueError(
+                f"{name!r} was made with a recalibration, {type(there).__name__}, whose place the "
+                "layer would take; insert is for networks without"
+            )
     if init != "identity":
         return
     uses = Counter(id(tensor) for _, tensor in tensors(model))

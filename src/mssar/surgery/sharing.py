@@ -204,8 +204,8 @@ def _inserted(model: nn.Module, held: Mapping[str, Holder], plain: nn.Module) ->
 
 
 def _places(held: Mapping[str, Holder], plain: nn.Module) -> list[str]:
-    """Blocks by their names where no other layer is in them, else their modules. Where layers differ
-    in their reduction, a block is one whose usual it is: all are inserted as one."""
+    """Blocks by their names where no other layer is in them, else their modules. Where layers are
+    of several reductions, which a configuration says as "auto", a block must have its usual one."""
     blocks, alike = {}, len({holder.recalibrate.reduction for holder in held.values()}) == 1
     for name, module in plain.named_modules():
         if (place := known(module)) is not None:
