@@ -78,9 +78,11 @@ def test_times_are_those_of_this_very_call():
     for changed in ({"hardware": "another machine"}, {"torch": "1.9.0"}):
         elsewhere = {"environment": mine[0].environment | changed}
         timings.append(place, *(replace(one, **elsewhere, **late) for one in mine))
+    newer = {"code": mine[0].code | {"source": "sha256:another"}}
+    timings.append(place, *(replace(one, **newer, **late) for one in mine))
     assert shown(8) == first
     assert shown(10) == other
-    assert len(timings.read(place)) == 10  # nothing was measured again
+    assert len(timings.read(place)) == 12  # nothing was measured again
 
 
 def test_a_budget_holds_for_timing_too():

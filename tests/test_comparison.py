@@ -160,10 +160,10 @@ def test_the_papers_tables_are_not_disturbed():
 def test_findings_say_no_more_than_the_runs_allow():
     (made,) = comparisons(grouped(recorded()), timed())
     first, close, picked, times = findings(made)
-    *told, at_once = build.side_by_side(Collection(recorded(), timed())).findings
+    *told, counted = build.side_by_side(Collection(recorded(), timed())).findings
     assert told == [first, close, picked, times]
-    assert at_once.startswith("This page makes 3 comparisons.")  # two with none, and the best's
-    assert "resnet20 MS-SAR against none on CIFAR-10 (p" in at_once
+    assert counted.startswith("This page makes 3 comparisons.")  # two with none, and the best's
+    assert "resnet20 MS-SAR against none on CIFAR-10 (p" in counted
     assert first == "resnet20 on CIFAR-10: the lowest error is MS-SAR with 7.20 ± 0.20 % (n=3)."
     assert "ECA with 7.50 ± 0.40 % (n=3)" in close
     assert "none" not in close
@@ -174,6 +174,10 @@ def test_findings_say_no_more_than_the_runs_allow():
     assert picked not in findings(alone)
     (made,) = comparisons(grouped(recorded({"none": (7.0, 7.1, 7.2), "eca": (8.0, 8.2, 8.1)})), [])
     assert at_once_of(made) == []  # the best against the other is the other against none
+    worse = {"none": (7.0, 7.1, 7.2), "eca": (8.0, 8.2, 8.1), "mssar": (8.5, 8.2, 8.4)}
+    (made,) = comparisons(grouped(recorded(worse)), [])
+    (line,) = at_once((), (), [made], [made])
+    assert line.startswith("This page makes 2 comparisons.")  # none's with each, once
 
 
 def test_the_page_has_a_table_and_a_figure_without_scripts():

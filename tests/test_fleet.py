@@ -226,21 +226,43 @@ def test_a_stack_does_not_wait_for_a_long_run_to_end(tmp_path):
     assert last.run == long.as_dict()
 
 
-def test_a_stack_is_whole_after_one_that_came_apart(tmp_path, monkeypatch):
-    """Else whoever ends first would have all that wait go one by one."""
+def broken(monkeypatch: pytest.MonkeyPatch, *what: object) -> None:
+    """A run that cannot begin, by its recalibration and seed."""
     prepare = engine.Training._prepare
 
     def breaks(self: engine.Training) -> None:
-        if (self.run.recalibration, self.run.seed) == ("none", 1):
+        if (self.run.recalibration, self.run.seed) == what:
             raise RuntimeError("broken")
         prepare(self)
 
     monkeypatch.setattr(engine.Training, "_prepare", breaks)
-    runs = [tiny(seed, kind) for kind in ("none", "se") for seed in range(3)]
-    outcome = fleet_of(runs, arrays(), tmp_path, Log(), width=3, stack=3)
-    known = [(r.run["recalibration"], r.execution.get("stacked", 1)) for r in outcome.records]
-    assert known == [("none", 1)] * 2 + [("se", 3)] * 3
+
+
+def test_nobody_waits_for_what_is_left_of_a_stack(tmp_path, monkeypatch):
+    """Of two one cannot begin, and the other takes long: a stack goes in parts beside it."""
+    broken(monkeypatch, "none", 1)
+    runs = [tiny(seed, epochs=12) for seed in (0, 1)] + [tiny(seed, "se") for seed in range(4)]
+    log = Log()
+    outcome = fleet_of(runs, arrays(), tmp_path, log, width=4, stack=4)
     assert len(outcome.failures) == 1
+    stacked = {r.run["seed"]: r.execution.get("stacked", 1) for r in outcome.records[:4]}
+    assert stacked == {0: 3, 1: 3, 2: 3, 3: 1}
+    assert outcome.records[4].run["recalibration"] == "none"  # the last to end
+
+
+def test_what_cannot_begin_anew_is_not_found_finished_afterwards(tmp_path, monkeypatch):
+    runs, data = [tiny(seed) for seed in range(3)], arrays()
+    old = {record.id for record in fleet_of(runs, data, tmp_path, Log()).records}
+    with monkeypatch.context() as patch:
+        broken(patch, "none", 0)
+        ends = iter([False] * 6)
+        patch.setattr(Clock, "expired", lambda *_: next(ends, True))
+        outcome = fleet_of(runs, data, tmp_path, Log(), anew=True)
+        assert (outcome.moved, len(outcome.failures)) == (True, 1)
+        assert outcome.left
+    made = fleet_of(runs, data, tmp_path, Log()).records
+    assert len(made) == 3
+    assert old.isdisjoint(record.id for record in made)
 
 
 def test_runs_that_are_at_other_places_or_finished_do_not_wait_for_each_other(tmp_path):

@@ -76,9 +76,10 @@ def test_what_is_said_of_gather_excite_follows_from_the_records():
 def test_what_is_said_of_the_weight_decay_and_of_the_seconds_follows_from_the_records():
     decayed, ge = runs("none", weight_decay=5e-4), runs("ge")
     made, errors = compared(decayed, ge), [r.error for r in decayed]
-    assert made.verdict == "holds"  # "does more"
+    assert made.verdict == "holds"  # "may do more", "only just beyond chance"
     assert f"brings the error to {fmean(errors):.2f} ± " in PAGE
-    assert f"which is {told(made)} below gather-excite's" in PAGE
+    just = f"only just beyond chance, too (p = {made.p:.2g})."
+    assert f"which is {told(made)} below gather-excite's, {just}" in PAGE
     others = {r.run["recalibration"] for r in RECORDS if r.run["recipe"]["weight_decay"] == 5e-4}
     assert others == {"none", "mssar"}  # "tried with MS-SAR alone"
     taken = fmean(r.seconds / r.execution["together"] for r in ge)

@@ -206,6 +206,13 @@ def test_a_dry_run_leaves_the_network_alone(resnet):
     assert "training step" in str(plan)
 
 
+def test_a_frozen_network_is_measured_too(resnet):
+    """Of its step there is no backward before the layers, which are trained, are in it."""
+    plan = mssar.insert(resnet.requires_grad_(False), measure=True, size=(3, 32, 32))
+    assert plan.before.step > 0
+    assert plan.after.step > plan.before.step
+
+
 @pytest.mark.parametrize("network", NAMES, indirect=True)
 def test_the_plan_counts_what_the_network_then_costs(network):
     size = (3, 64, 64)

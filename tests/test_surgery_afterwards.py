@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import re
 from collections.abc import Callable
 
 import pytest
@@ -105,22 +106,57 @@ def test_a_wrapped_module_knows_older_names_of_its_own():
     torch.testing.assert_close(net(x), expected)
 
 
-@pytest.mark.usefixtures("torchvision")
-def test_a_wrapped_module_may_have_a_part_with_our_name():
-    class Stem(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.out_channels = nn.Conv2d(3, 8, 3), 8
+class Adapted(nn.Conv2d):
+    """A convolution with another beside it, as adapters are."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            made: Tensor = self.inner(x)
-            return made
+    def __init__(self) -> None:
+        super().__init__(3, 8, 3)
+        self.inner = nn.Conv2d(3, 8, 3)
 
-    net = nn.Sequential(Stem())
-    before = copy.deepcopy(net.state_dict())
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = super().forward(x) + self.inner(x)
+        return made
+
+
+class Parts(nn.Module):
+    """A module with parts of these names."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.out_channels = 8
+        for at, name in enumerate(names):
+            self.add_module(name, nn.Conv2d(8 if at else 3, 8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.children():
+            x = part(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Adapted,
+        lambda: Parts("inner"),
+        lambda: Parts("conv", "recalibrate"),
+        lambda: Parts("inner", "recalibrate"),
+    ],
+)
+def test_a_wrapped_module_may_have_a_part_with_our_name(make):
+    net = nn.Sequential(make())
+    before, x = copy.deepcopy(net.state_dict()), torch.randn(SIZE)
+    expected = net(x)
     mssar.insert(net, where=["0"])
-    found = trained(net).load_state_dict(copy.deepcopy(before), strict=False)
+    own = copy.deepcopy(trained(net).state_dict())
+    other = copy.deepcopy(net)
+    net.load_state_dict(own)
+    assert differing(net, other) == []
+    for branch in net[0].recalibrate.branches:
+        nn.init.zeros_(branch.norm2.weight)
+        nn.init.zeros_(branch.norm2.bias)
+    found = net.load_state_dict(copy.deepcopy(before), strict=False)
     assert not found.unexpected_keys
+    torch.testing.assert_close(net(x), expected)
     mssar.remove(net)
     assert all(torch.equal(before[name], t) for name, t in net.state_dict().items())
 
@@ -270,19 +306,44 @@ def test_what_was_doubled_and_is_another_since_is_not_removed(change):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_block_that_was_made_another_class_is_not_removed(resnet):
-    mssar.insert(resnet)
-    block = resnet.layer2[0]
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        ("torchvision resnet, basic", "layer2.0"),
+        ("timm densenet", "features.denseblock1.denselayer1"),
+        ("timm convnext", "stages.0.blocks.0.mlp"),
+        ("resnet8", "layer2.0"),  # ours
+    ],
+)
+def test_a_block_that_was_made_another_class_is_not_removed(torchvision, make, name):
+    net = build(make, torchvision) if " " in make else mssar.create_model(make, "none")
+    kind = type(net.get_submodule(name))
+    mssar.insert(net)
+    block = net.get_submodule(name)
     block.register_parameter("scale", nn.Parameter(torch.ones(())))
     parametrize.register_parametrization(block, "scale", nn.Identity())
     x = torch.randn(SIZE)
-    before = seeded(resnet, x, False)
-    with pytest.raises(ValueError, match=r"^'layer2\.0' is a ParametrizedBasicBlock .*changed$"):
-        mssar.remove(resnet)
-    assert torch.equal(seeded(resnet, x, False), before)
+    before = seeded(net, x, False)
+    with pytest.raises(ValueError, match=rf"^'{re.escape(name)}' is a Parametrized.*changed$"):
+        mssar.remove(net)
+    assert torch.equal(seeded(net, x, False), before)
     parametrize.remove_parametrizations(block, "scale")
-    mssar.remove(resnet)
-    assert type(block).__module__ == "torchvision.models.resnet"
+    mssar.remove(net)
+    assert type(net.get_submodule(name)) is kind
+
+
+def test_a_block_of_dense_steps_that_was_made_another_class_is_not_removed(torchvision):
+    net = build("timm densenet", torchvision)
+    mssar.insert(net)
+    block = net.features.denseblock1
+    kind = type(block)
+    block.__class__ = type("Sharded", (kind,), {"__module__": "elsewhere"})  # as fully_shard does
+    with pytest.raises(ValueError, match=r"^'features\.denseblock1' is a Sharded of elsewhere by"):
+        mssar.remove(net)
+    assert len(holders(net)) > 1
+    block.__class__ = kind
+    mssar.remove(net)
+    assert type(block).__module__ == "timm.models.densenet"
 
 
 def test_hooks_are_no_hindrance_to_removal(resnet):
@@ -329,6 +390,16 @@ def test_parameters_keep_names_of_the_users_own(resnet):
     (group,) = optimizer.param_groups
     assert group["param_names"][: len(mine)] == [name for name, _ in mine]
     assert group["param_names"][len(mine)] == "layer1.0.recalibrate.branches.0.reduce.weight"
+
+
+def test_one_name_of_the_users_own_is_no_prefix_for_all(resnet):
+    mine = [(f"my.{n}" if n == "conv1.weight" else n, p) for n, p in resnet.named_parameters()]
+    optimizer = torch.optim.SGD(mine, 0.1)
+    mssar.insert(resnet, optimizer=optimizer)
+    (group,) = optimizer.param_groups
+    names = {id(p): n for n, p in resnet.named_parameters()}
+    now = [names[id(p)] for p in group["params"]]
+    assert group["param_names"] == ["my.conv1.weight", *now[1:]]
 
 
 def test_what_was_added_to_a_group_of_names_by_hand_has_none(resnet):

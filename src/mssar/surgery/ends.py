@@ -111,27 +111,18 @@ class Recalibrated(Holder):
         return path(_norm(self.inner), self.recalibrate)
 
     def _earlier(self, state_dict: dict[str, Any], prefix: str) -> Iterable[str]:
-        """They have other names, which they get."""
-        known = {**dict(self.inner.named_parameters()), **dict(self.inner.named_buffers())}
-        here = {k.removeprefix(prefix): t for k, t in state_dict.items() if k.startswith(prefix)}
-        earlier = {
-            name
-            for name, tensor in here.items()
-            if not self._is_own(name, tensor, known, here) and f"inner.{name}" not in here
-        }
-        for name in earlier:
-            state_dict[f"{prefix}inner.{name}"] = state_dict.pop(prefix + name)
-        return [name for name in self.doubled if name.removeprefix("inner.") in earlier]
-
-    def _is_own(self, name: str, found: Any, known: dict[str, Any], here: dict[str, Any]) -> bool:
-        """Whether a tensor is called as in this network; what is wrapped may have such names, too:
-        an ``inner``, or a ``gain``, as the convolutions of NFNets, one for every channel."""
-        first, _, rest = name.partition(".")
-        if first == "inner":
-            return name not in known or rest in known
-        if name == "gain" and self.gain is not None and "gain" in known:
-            return "inner.gain" in here or getattr(found, "shape", None) != known["gain"].shape
-        return first == LAYER or (name == "gain" and self.gain is not None)
+        """They have other names, which they get: where more are called as in what is wrapped than
+        as here, which may have names like ours, too: an ``inner``, or a ``gain``."""
+        here = [k.removeprefix(prefix) for k in state_dict if k.startswith(prefix)]
+        own = {n for n, _ in (*self.named_parameters(), *self.named_buffers())}
+        known = {n.removeprefix("inner.") for n in own if n.startswith("inner.")}
+        other = {n for n in here if n not in own and not n.startswith(("inner.", f"{LAYER}."))}
+        older = [name for name in here if name in known or name in other]
+        if len(older) <= sum(name in own and not name.startswith(f"{LAYER}.") for name in here):
+            return ()
+        moved = {name: state_dict.pop(prefix + name) for name in older}
+        state_dict.update({f"{prefix}inner.{name}": t for name, t in moved.items()})
+        return [name for name in self.doubled if name.removeprefix("inner.") in moved]
 
 
 class InPlace(Holder):

@@ -18,7 +18,7 @@ from mssar.cost import require_size, run_hollow, tensors
 from mssar.layer import MSSAR
 from mssar.scales import Strategy
 from mssar.surgery import optimisers
-from mssar.surgery.ends import LAYER, Carrier, DenseEnd, End, Holder, InPlace, Recalibrated
+from mssar.surgery.ends import LAYER, Carrier, DenseEnd, Holder, InPlace, Recalibrated
 from mssar.surgery.families import CARRIERS, Place, class_name, has_own, own_forward
 from mssar.surgery.measure import map_sizes, timed
 from mssar.surgery.plan import Entry, Plan, entry
@@ -126,7 +126,7 @@ def remove(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     if not held:
         raise ValueError(f"nothing was inserted into this {type(model).__name__}")
     for name, module in model.named_modules():
-        if isinstance(module, (End, DenseEnd, Carrier)):
+        if isinstance(module, (Holder, Carrier)):
             _require_ours(name, module)
     for name, holder in held.items():
         _require_as_inserted(name, holder)

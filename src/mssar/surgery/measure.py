@@ -78,7 +78,9 @@ def timed(model: nn.Module, size: tuple[int, int, int]) -> Times:
 
     def step() -> None:
         copy.zero_grad(set_to_none=True)
-        _first(copy(images)).float().square().mean().backward()
+        loss = _first(copy(images)).float().square().mean()
+        if loss.requires_grad:  # else all is frozen, before layers are there to be trained
+            loss.backward()
 
     try:
         copy.eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -65,10 +66,12 @@ def renaming(optimizer: Optimizer | None, model: nn.Module) -> Iterator[None]:
     }
     before = {id(p): name for name, p in model.named_parameters()}
     yield
-    alike = (told[p].removesuffix(n) for p, n in before.items() if told.get(p, "").endswith(n))
-    outer = next(alike, "")  # where the model is a part of what it trains
-    now = {id(p): outer + name for name, p in model.named_parameters()}
-    kept = {p: name for p, name in told.items() if name != outer + before.get(p, "")}
+    outer = {
+        p: told[p].removesuffix(n) for p, n in before.items() if told.get(p, "").endswith(n)
+    }  # where the model is a part of what it trains
+    usual = Counter(outer.values()).most_common(1)[0][0] if outer else ""
+    found = {id(p): name for name, p in model.named_parameters()}
+    now = {p: outer.get(p, usual) + n for p, n in found.items() if p in outer or p not in told}
     for group in () if optimizer is None else optimizer.param_groups:
         if "param_names" in group:
-            group["param_names"][:] = [(told | now | kept).get(id(p), "") for p in group["params"]]
+            group["param_names"][:] = [(told | now).get(id(p), "") for p in group["params"]]

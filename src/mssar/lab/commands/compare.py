@@ -133,7 +133,7 @@ def compare(
     if not leads():
         leave(outcome, "the same command")
         return
-    trained = time.monotonic() - before
+    trained = time.monotonic() - before if outcome.moved else 0.0
     timed: list[Timing] = []
     short: TooLongError | None = None
     needed = 0.0  # seconds of a call that only times, without the measuring
@@ -158,8 +158,8 @@ def compare(
     if short is None:
         return
     # Not status 75 where the same call would come no further: who calls again would for ever.
-    trained_now = outcome.moved or outcome.records
-    if budget is None or budget < needed + short.seconds or not trained_now:
+    assert budget is not None
+    if budget < needed + short.seconds:
         enough = math.ceil(needed + 2 * short.seconds)  # on a busier machine
         more = "or more" if short.known else "and as much more as it takes to set up, not known yet"
         raise ValueError(
@@ -191,8 +191,8 @@ def _wanted(
 
 
 def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: float) -> list[Timing]:
-    """A step of training with each, in turns: as it was measured here in this way the last time, or
-    is now, if there is time for it until ``end``."""
+    """A step of training with each, in turns: as it was measured here by this code in this way the
+    last time, or is now, if there is time for it until ``end``."""
     from mssar.lab.engine import provenance
     from mssar.lab.engine.timing import measure
 
@@ -202,16 +202,17 @@ def _time(asked: list[Run], how: Execution, seconds: float, path: Path, end: flo
         "graph": how.graphed,
         "compile": how.compile,
     }
-    here = _versions(provenance.environment(how.device))
+    here = provenance.code()["source"], _versions(provenance.environment(how.device))
     before: dict[str, list[Timing]] = {}
     for one in timings.read(path):
         alike = all(getattr(one, name) == value for name, value in conditions.items())
-        if alike and _versions(one.environment) == here and one.what == "training":
+        there = one.code.get("source"), _versions(one.environment)
+        if alike and there == here and one.what == "training":
             before.setdefault(one.made, []).append(one)
     wanted = [(run.network, run.recalibration, run.as_dict()["options"]) for run in asked]
     for _, some in sorted(before.items(), reverse=True):
-        there = [(one.network, one.recalibration, one.options) for one in some]
-        if all(key in there for key in wanted):
+        known = [(one.network, one.recalibration, one.options) for one in some]
+        if all(key in known for key in wanted):
             return some
     made = measure(asked, "training", how, seconds, say, end)
     timings.append(path, *made)  # when all is measured: what was interrupted is measured again

@@ -77,8 +77,9 @@ def train(
     begun = time.monotonic()
     stacking = Stacking(stack, load, execution, folder, world, anew)
     fleet = _Fleet(
-        load, execution, folder, observer, width, stacking, world, record, anew, clock, waiting
-    )
+        load, execution, folder, observer, width, stacking, world, record, anew, clock, waiting,
+        tuple(waiting),
+    )  # fmt: skip
     entries = -(-width // stack)
     fleet.hands, fleet.share = hands.shared_out(list(waiting), load, execution, entries, world)
     with clock.listening(), settings(execution):
@@ -113,6 +114,7 @@ class _Fleet:
     anew: bool
     clock: Clock
     waiting: deque[Run]
+    asked: tuple[Run, ...]
     outcome: Outcome = field(default_factory=Outcome)
     mistakes: list[str] = field(default_factory=list)  # among the failures
     untidy: bool = False  # since a failure
@@ -122,7 +124,7 @@ class _Fleet:
     hands: int = 1  # that many compute at once
     share: int = 0  # of a CPU's threads, for each of them
     moved: bool = False  # whether anybody has made a step
-    lacking: tuple[Run, int, int, int] | None = None  # who had no room for a stack, and when
+    lacking: tuple[Run, int] | None = None  # who had no room for a stack, and when
     cleared: bool = False  # what is to begin anew has nothing from before
     lock: threading.Lock = field(default_factory=threading.Lock)  # of what several hands change
     # Streams that are free again. Memory is kept by stream: the next run finds the last one's.
@@ -176,14 +178,12 @@ class _Fleet:
             self._sweep()
 
     def _lacks_room(self, run: Run, active: list[_Entry], room: int) -> bool:
-        """Whether a run waits, or a part of its stack would go by itself: where a stack makes room
-        when it ends, or what was one. Beside another run, which may take for ever, a part goes."""
-        runs, apart = _runs(active), self.stacking.alone
-        if len(runs) == len(active) and apart.isdisjoint(runs):
+        """Whether a run waits until a stack makes room, or a part of its own would go by itself.
+        Beside runs that are none, which may take for ever, a part goes."""
+        if len(_runs(active)) == len(active):
             return False
-        asked = (run, room, len(self.waiting), len(apart))
-        if asked != self.lacking:  # a round is too short to ask in each
-            self.lacking = asked if self.stacking.whole(run, self.waiting) > room else None
+        if (run, room) != self.lacking:  # a round is too short to ask in each
+            self.lacking = (run, room) if self.stacking.whole(run, self.waiting) > room else None
         return self.lacking is not None
 
     def _round(self, active: list[_Entry]) -> bool:
@@ -299,10 +299,10 @@ class _Fleet:
         return _Entry(training, training.work(), time.monotonic() - begun) if training else None
 
     def _throw_away(self) -> None:
-        """What waits for its turn to begin anew loses what it has once another has had one: whoever
-        stops before that turn must not find it finished, and go on with old and new together."""
+        """What waits for its turn to begin anew, or failed in it, loses what it has once another
+        has had one: whoever stops then must not find it finished, and go on with old and new."""
         self.cleared = True
-        for run in self.waiting if self.world.leads else ():
+        for run in self.asked if self.world.leads else ():
             directory = self.folder / run.name
             if run not in self.begun and directory.exists():
                 with suppress(ValueError, OSError), checkpoint.held(directory):  # else in its turn
