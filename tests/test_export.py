@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from mssar.folding import fold
 
-SHAPES = [(1, 3, 12, 12), (5, 3, 9, 16), (2, 3, 30, 7), (1, 3, 6, 6)]  # even, ragged, the least
+SHAPES = [(1, 3, 12, 12), (5, 3, 9, 16), (2, 3, 30, 7), (1, 3, 4, 4)]  # even, ragged, the least
 
 
 class Pooled(nn.Module):
@@ -80,14 +80,48 @@ def test_onnx_of_any_size_without_an_op_of_ours(unchecked, onnxruntime, tmp_path
     assert json.loads(kept["mssar.classes"]) == said["classes"]
     assert json.loads(kept["mssar.mean"]) == [1.5, 2.0, 3.0]
     assert kept["mssar.network"] == "net"
-    assert json.loads(kept["mssar.open"])["height"] == [6, None]
+    assert json.loads(kept["mssar.open"])["height"] == [4, None]
     assert str(Path(__file__).parent).encode() not in file.read_bytes()  # nor where it was made
     assert (made.folded, made.opset) == (7, proto.opset_import[0].version)
-    assert made.open == {"batch": (1, None), "height": (6, None), "width": (6, None)}
+    assert made.open == {"batch": (1, None), "height": (4, None), "width": (4, None)}
     assert made.fixed is None
     assert made.bytes == file.stat().st_size
     assert made.difference < 1e-5
     assert [f for f in tmp_path.iterdir() if f != file] == []
+
+
+def test_a_file_computes_on_the_smallest_maps_too(unchecked, onnxruntime, tmp_path):
+    """Of one position, where torch.export says that it may have two at the least."""
+    model, file = network(unchecked), tmp_path / "net.onnx"
+    assert unchecked.export(model, file, (3, 12, 12)).open["height"] == (4, None)
+    session = onnxruntime.InferenceSession(file)
+    for size in ((3, 3), (3, 5), (5, 3)):
+        x = torch.randn(2, 3, *size)
+        (found,) = session.run(None, {"images": x.numpy()})
+        assert_close(torch.from_numpy(found), model.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("scales", "most"),
+    [
+        # two products, a quotient, a split, slices; a branch each; sums; rows, columns, a product
+        ((1, 2, 4), 2 + 1 + 1 + 3 + 4 * 3 + 2 + 3 + 3),
+        ((1,), 1 + 4 + 1),  # SE
+    ],
+)
+def test_what_a_layer_is_in_a_file(unchecked, onnxruntime, tmp_path, scales, most):
+    """Every operation costs a runtime some microseconds, and one that gathers a map far more."""
+    assert onnxruntime
+    import onnx
+
+    def operations(layers: int) -> list[str]:
+        parts = [m for _ in range(layers) for m in (nn.Conv2d(6, 6, 1), unchecked.MSSAR(6, scales))]
+        unchecked.export(nn.Sequential(*parts), tmp_path / "net.onnx", (6, 12, 12))
+        return [node.op_type for node in onnx.load(tmp_path / "net.onnx").graph.node]
+
+    one, two = operations(1), operations(2)
+    assert len(two) - len(one) <= most + 1  # and its convolution
+    assert not {"GatherND", "Transpose", "Expand"} & set(two[len(one) :])
 
 
 @pytest.mark.parametrize("options", [{}, {"strategy": "sliding"}], ids=["regional", "sliding"])
@@ -120,20 +154,23 @@ def test_the_optimiser_is_not_given_what_layers_have_in_common(
 ):
     """Its time is quadratic in nodes: twice as many would be four times as long."""
     assert onnxruntime
-    import onnx
-
     given, optimise = [], torch.onnx.ONNXProgram.optimize
 
     def counted(program):
-        given.append(len(list(program.model.graph)))
+        for node in program.model.graph:
+            if node.op_type != "Constant":
+                inputs = [value and value.name for value in node.inputs]
+                given.append(
+                    f"{node.op_type} {inputs} {sorted(map(str, node.attributes.values()))}"
+                )
         optimise(program)
 
     monkeypatch.setattr(torch.onnx.ONNXProgram, "optimize", counted)
     model = torchvision.models.DenseNet(4, (3,), 8, num_classes=2)
     unchecked.insert(model)
     unchecked.export(model, tmp_path / "dense.onnx", (3, 32, 32))
-    kept = len(onnx.load(tmp_path / "dense.onnx").graph.node)
-    assert [count < 2 * kept for count in given] == [True], (given, kept)
+    assert "Range" in " ".join(given)  # the indices that all three have
+    assert len(set(given)) == len(given)
 
 
 def test_a_network_that_returns_its_images_too(unchecked, onnxruntime, tmp_path):

@@ -38,12 +38,34 @@ def _fresh_compiler():
 @pytest.mark.parametrize("size", SIZES)
 def test_ways_agree(size, scale, memory_format):
     grid = Regional(scale).grid(size)
-    for by_index, by_runs, start, end in (
+    for way, by_runs, start, end in (
         (partition.mean_by_index, partition.mean_by_runs, size, grid),
+        (partition.mean_by_products, partition.mean_by_runs, size, grid),
         (partition.repeat_by_index, partition.repeat_by_runs, grid, size),
+        (partition.repeat_by_rows, partition.repeat_by_runs, grid, size),
     ):
         x, y = laid_out(random(2, 3, *start), memory_format), random(2, 3, *start).requires_grad_()
-        assert_agree(by_index(x, end), by_runs(y, end), x, y, seed=1)
+        assert_agree(way(x, end), by_runs(y, end), x, y, seed=1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_one_product_gives_the_means_of_several_grids(size):
+    x, sets = random(2, 3, *size), [Regional(scale) for scale in (2, 4, 1, 3)]
+    grids = [regional.grid(size) for regional in sets]
+    for found, regional in zip(partition.means_by_products(x, grids), sets, strict=True):
+        assert_close(found, regional.pool(x), **EXACT)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (3, 9), (1, 7)])
+@pytest.mark.parametrize("scale", [2, 4, 5])
+def test_on_few_positions_regions_are_empty_that_nobody_consults(size, scale):
+    x = random(2, 3, *size)
+    pools = partition.mean_by_products(x, (scale, scale))
+    assert pools.shape[2:] == (scale, scale)
+    regional = Regional(scale)
+    expected = regional.spread(regional.pool(x), size)
+    assert_close(partition.repeat_by_rows(pools, size), expected, **EXACT)
+    assert pools.ne(0).sum() == regional.pool(x).numel()
 
 
 @pytest.mark.parametrize("way", [partition.mean_by_index, partition.repeat_by_index])
@@ -78,9 +100,10 @@ def test_what_is_infinite_stays_in_its_region():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_sums_do_not_run_over(dtype):
+@pytest.mark.parametrize("way", [partition.mean_by_index, partition.mean_by_products])
+def test_half_precision_sums_do_not_run_over(dtype, way):
     x = (torch.randn(1, 3, 64, 63) + 100.0).to(dtype).requires_grad_()
-    pooled = partition.mean_by_index(x, (1, 2))
+    pooled = way(x, (1, 2))
     assert pooled.dtype is dtype
     exact = partition.mean_by_runs(x.double(), (1, 2))
     assert_close(pooled.double(), exact, rtol=torch.finfo(dtype).eps, atol=0)
@@ -183,11 +206,25 @@ def test_networks_export_for_any_size(unchecked, step):
 
 
 @asks
-def test_exports_say_how_small_a_map_may_be(unchecked):
-    """Smaller ones have fewer regions, and so are another program."""
-    layer = unchecked.MSSAR(6).eval()
+@pytest.mark.parametrize("options", LAYERS[:2])
+def test_maps_may_be_smaller_than_a_scale(unchecked, options):
+    layer = unchecked.MSSAR(6, dtype=torch.float64, **options).eval()
+    dims = {2: Dim("h", min=2, max=64), 3: Dim("w", min=2, max=64)}
+    program = exported(layer, random(2, 6, 8, 8), dims)
+    for size in ((2, 2), (3, 3), (2, 9), (3, 2), (4, 3), (5, 7)):
+        x = random(2, 6, *size)
+        assert_close(program(x), layer(x), **EXACT)
+
+
+@asks
+def test_exports_that_train_say_how_small_a_map_may_be(unchecked):
+    """Regions that are empty would be counted by BN."""
+    layer = unchecked.MSSAR(6, dtype=torch.float64)
     with pytest.raises(torch._dynamo.exc.UserError, match=r"h = Dim\('h', min=4, max=64\)"):
-        exported(layer, torch.randn(2, 6, 8, 8), {2: Dim("h", min=2, max=64)})
+        exported(layer, random(2, 6, 8, 8), {2: Dim("h", min=2, max=64)})
+    program = exported(copy.deepcopy(layer), random(2, 6, 8, 8), {2: Dim("h", min=4, max=64)})
+    x = random(2, 6, 5, 8)
+    assert_close(program(x), layer(x), **EXACT)
 
 
 @asks

@@ -20,7 +20,7 @@ from mssar.coordinates import require_count, require_map, require_tensor, size_o
 from mssar.kernels import chosen, require_backend
 from mssar.kernels.tail.op import watched
 from mssar.kernels.windows import op  # noqa: F401  (it registers itself)
-from mssar.partition import accumulation
+from mssar.partition import accumulation, exporting
 from mssar.scales import Pools, Separate, Strategy, coordinate_sets
 from mssar.tracing import recorded
 
@@ -184,6 +184,9 @@ class MSSAR(nn.Module):
                     f"BN cannot train on a single value per channel: scale {scale} of a batch of "
                     "one has one region; use a larger batch, or eval()"
                 )
+            if exporting() and branch.normalises_the_batch:
+                for length, regions in zip(pools.size, y.shape[2:], strict=True):
+                    torch._check(length >= regions)  # empty ones would count in BN's statistics
         return [branch(y) for branch, y in zip(branches, by_scale, strict=True)]
 
     def _source(self, x: Tensor, context: Tensor | Pools | None) -> Pools:

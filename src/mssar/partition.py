@@ -9,8 +9,8 @@ device, the layout in memory and whether someone traces, and is decided in ``_wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -32,14 +32,26 @@ def symbolic(size: Size) -> bool:
     Arithmetic on such a size costs: what is asked of it becomes a guard, and a remainder one that
     takes seconds to solve. The ways named "by index" ask nothing and leave sums to tensors.
     """
+    return is_open(size[0]) or is_open(size[1])
+
+
+def is_open(length: int) -> bool:
+    """Whether someone traces who leaves this length open."""
     if not torch.compiler.is_compiling():
-        return not (type(size[0]) is int and type(size[1]) is int)  # but torch.SymInt
+        return type(length) is not int  # but torch.SymInt
     # Inside torch.compile a SymInt passes for an int. Imported here since sympy comes along.
     import torch.fx.experimental.symbolic_shapes as shapes
 
     if not hasattr(shapes, "has_static_value"):  # before torch 2.8 there is no way to ask
         return False
-    return not (shapes.has_static_value(size[0]) and shapes.has_static_value(size[1]))
+    return not shapes.has_static_value(length)
+
+
+def exporting() -> bool:
+    """Whether torch.export makes a program, which others run who know nothing of runs. There every
+    operation costs, however little it does, and one that gathers a map costs most."""
+    asked: Callable[[], bool] | None = getattr(torch.compiler, "is_exporting", None)  # since 2.7
+    return asked is not None and asked()
 
 
 def accumulation(x: Tensor) -> torch.dtype:
@@ -99,6 +111,8 @@ def mean(x: Float[Tensor, "N C H W"], grid: Size) -> Float[Tensor, "N C h w"]:
 
 def _way_to_mean(x: Tensor, grid: Size) -> Callable[[Tensor, Size], Tensor]:
     height, width = x.shape[-2:]
+    if exporting():
+        return mean_by_products
     if symbolic((height, width)):
         return mean_by_index
     compiling = torch.compiler.is_compiling()
@@ -135,6 +149,40 @@ def mean_by_cells_last(x: Tensor, grid: Size) -> Tensor:
     y = x.permute(0, 2, 3, 1)
     cells = torch.unflatten(torch.unflatten(y, 2, (w, b)), 1, (h, a))  # N h a w b C
     return cells.mean((2, 4)).permute(0, 3, 1, 2)
+
+
+def mean_by_products(x: Tensor, grid: Size) -> Tensor:
+    return means_by_products(x, [grid])[0]
+
+
+def means_by_products(x: Float[Tensor, "N C H W"], grids: Sequence[Size]) -> tuple[Tensor, ...]:
+    """Means over the cells of several grids, the map being read once for all of them: it is
+    multiplied by a matrix of noughts and ones on either side, and sums are divided by areas.
+
+    An axis may have fewer positions than its runs are: then some are empty, and have a mean of 0.
+    What is infinite or no number is all over its rows and columns.
+    """
+    wide = x.to(accumulation(x))
+    if all(grid == (1, 1) for grid in grids):
+        return tuple(wide.mean((ROWS, COLUMNS), keepdim=True).to(x.dtype) for _ in grids)
+    down, across = zip(*grids, strict=True)
+    rows, columns = _marks(x.shape[ROWS], down, wide), _marks(x.shape[COLUMNS], across, wide)
+    sums = rows @ (wide @ columns.T)  # N C k l, for every grid's rows and every grid's columns
+    areas = rows.sum(1)[:, None] * columns.sum(1)
+    strips = (sums / areas.clamp(min=1)).to(x.dtype).split(down, ROWS)
+    starts = accumulate(across, initial=0)
+    return tuple(s.narrow(COLUMNS, at, w) for s, at, w in zip(strips, starts, across, strict=False))
+
+
+def _marks(length: int, parts: Sequence[int], like: Tensor) -> Float[Tensor, "k n"]:
+    """1 where a position lies in a run, of an axis that is cut in several ways, one after another.
+
+    Position i lies in run j of K where j·n ≤ i·K < (j + 1)·n, which takes no division.
+    """
+    of = torch.tensor([count for count in parts for _ in range(count)], device=like.device)
+    run = torch.tensor([j for count in parts for j in range(count)], device=like.device)
+    at, begins = torch.arange(length, device=like.device) * of[:, None], run[:, None] * length
+    return ((at >= begins) & (at < begins + length)).to(like.dtype)
 
 
 def mean_by_index(x: Tensor, grid: Size) -> Tensor:
@@ -175,6 +223,8 @@ def repeat(z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
 
 def _way_to_repeat(z: Tensor, size: Size) -> Callable[[Tensor, Size], Tensor]:
     h, w = z.shape[-2:]
+    if exporting():
+        return repeat_by_rows
     if symbolic(size):
         return repeat_by_index
     compiled = torch.compiler.is_compiling() and z.device.type == "cpu"
@@ -186,6 +236,15 @@ def _way_to_repeat(z: Tensor, size: Size) -> Callable[[Tensor, Size], Tensor]:
 def repeat_by_runs(z: Tensor, size: Size) -> Tensor:
     strips = _repeat_runs(z, COLUMNS, runs(size[1], z.shape[COLUMNS]))
     return _repeat_runs(strips, ROWS, runs(size[0], z.shape[ROWS]))
+
+
+def repeat_by_rows(z: Tensor, size: Size) -> Tensor:
+    """Along rows by a product, since to choose single numbers is slow; whole rows are chosen."""
+    height, width = size
+    h, w = z.shape[-2:]
+    strips = z @ _marks(width, [w], z)
+    positions = torch.arange(height, device=z.device)
+    return strips.index_select(ROWS, positions * h // height)
 
 
 def repeat_by_index(z: Tensor, size: Size) -> Tensor:
@@ -225,6 +284,8 @@ def combine(
 
 def _way_to_combine(x: Tensor, z: Tensor) -> Callable[[Op, Tensor, Tensor], Tensor]:
     (height, width), (h, w) = x.shape[-2:], z.shape[-2:]
+    if exporting():
+        return combine_whole if (h, w) == (1, 1) else combine_repeated
     if symbolic((height, width)):
         return combine_repeated
     if is_channels_last(x):
@@ -232,6 +293,10 @@ def _way_to_combine(x: Tensor, z: Tensor) -> Callable[[Op, Tensor, Tensor], Tens
     if height % h or width % w:
         return combine_repeated
     return combine_by_rows if x.device.type == "cpu" else combine_by_cells
+
+
+def combine_whole(op: Op, x: Tensor, z: Tensor) -> Tensor:
+    return op(x, z)
 
 
 def combine_repeated(op: Op, x: Tensor, z: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Sliding, size_of
-from mssar.partition import Size
+from mssar.partition import Size, exporting, means_by_products
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,9 +50,15 @@ class Nested:
     finest: int  # which of them
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
-        return Pools((self.sets[self.finest].pool(x),), size_of(x), self)
+        size = size_of(x)
+        if exporting():
+            maps = means_by_products(x, [regional.grid(size) for regional in self.sets])
+            return Pools(maps, size, self)
+        return Pools((self.sets[self.finest].pool(x),), size, self)
 
     def by_scale(self, pools: Pools) -> list[Tensor]:
+        if exporting():
+            return list(pools.maps)
         (fine,) = pools.maps
         areas = self.sets[self.finest].areas(pools.size, fine)
         return [
