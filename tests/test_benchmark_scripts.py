@@ -441,3 +441,29 @@ def test_photographs_are_written_once_and_by_their_split(load, tmp_path):
         p.relative_to(tmp_path).parent.as_posix(): p.read_bytes() for p in tmp_path.rglob("*.jpg")
     }
     assert found == {"train/Anjou": b"one", "val/Anjou": b"two", "val/Kaiser": b"three"}
+
+
+# --- deployed ---
+
+
+def test_files_take_turns_and_are_those_of_the_networks(load, capsys, tmp_path):
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason="needs the extra export")
+    deploy = load("deploy")
+    x = torch.randn(1, 3, 32, 32)
+    for scales in deploy.SCALES.values():
+        torch.manual_seed(0)
+        path = deploy.exported("resnet8", scales, "onnx", tmp_path)
+        torch.manual_seed(0)
+        plain = mssar.create_model("resnet8", "none").eval()
+        (found,) = deploy.running(path, 1)(x)
+        assert_close(torch.from_numpy(found), plain(x))  # inserted, it computes what it did
+        assert (b"recalibrate" in path.read_bytes()) is bool(scales)
+    order: list[int] = []
+    times = deploy.in_turns([lambda _, at=at: order.append(at) for at in range(3)], x, 4)
+    assert order == [0, 1, 2] * (4 + deploy.WARM_UP)
+    assert min(times) > 0
+    deploy.main(["resnet8", "--format", "torch", "--turns", "2"])
+    heading, _, line = capsys.readouterr().out.strip().splitlines()
+    assert heading.startswith("one image, threads: 1")
+    assert line.split()[:2] == ["resnet8", ".pt2"]

@@ -99,6 +99,12 @@ def test_from_the_command_line_to_a_file_for_others(weights):
     shared = mssar.from_pretrained("shared")
     assert_same(shared.state_dict(), again.state_dict())
     assert shared.note == note
+    run("train", "--from", NET, "--weights", "shared", *words[2:], "--seed", "1")
+    inside = {
+        "file": "model.safetensors",
+        "sha256": initial.digest(Path("shared/model.safetensors")),
+    }
+    assert last_record().run["weights"] == inside
     card = Path("shared/README.md").read_text("utf-8")
     assert f"| error, last epoch | {record.error:.2f} % |" in card
     assert "| mean, to subtract | 0.5000, 0.5000, 0.5000 |" in card

@@ -76,6 +76,8 @@ def test_the_seed_alone_decides_and_se_is_one_scale():
         ),
         ((NET, "--mean", "0.5,0.5,0.5"), "--mean and --std belong together"),
         ((NET, "--mean", "0,0,0", "--std", "1,0,1"), "--std is above 0; got '1,0,1'"),
+        ((NET, "--mean", "124,116,104", "--std", "1,1,1"), "of colours from 0 to 1, those for 0"),
+        ((NET, "--mean", "0.5,0.5,0.5", "--std", "58,57,57"), "'0.5,0.5,0.5' and '58,57,57'"),
         ((), "name a network, as in resnet20 or timm:resnet50"),
         ((NET, "--weights", "none.pth"), "there is no file none.pth; --weights is a file, one"),
         (("resnet18", "--weights", "pretrained"), "weights are those of another library; resnet18"),

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from foreign import seeded
+from foreign import build, seeded
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
@@ -91,6 +91,30 @@ def test_hooks_that_change_a_map(torchvision):
     model = resnet(torchvision)
     model.layer1[0].bn2.register_forward_hook(lambda _m, _i, y: y + 1)
     assert unchanged(model).names[0] == "layer1.0"
+
+
+@pytest.mark.parametrize("name", ["timm convnext", "torchvision convnext"])
+def test_hooks_that_change_what_is_wrapped(torchvision, name):
+    model = build(name, torchvision)
+    block = next(m for m in model.modules() if type(m).__name__ in ("ConvNeXtBlock", "CNBlock"))
+    inside = block.mlp if name.startswith("timm") else block.block
+    inside.register_forward_hook(lambda _m, _i, y: y + 0.1)
+    unchanged(model)
+
+
+@pytest.mark.parametrize(
+    "name", ["timm densenet", "torchvision densenet", "torchvision resnet, basic"]
+)
+def test_norms_that_are_of_another_type_than_products(torchvision, name):
+    """A block may begin with one."""
+    model = build(name, torchvision).bfloat16().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.float()
+    x = torch.randn(SIZE).bfloat16()
+    before = model(x)
+    mssar.insert(model)
+    assert torch.equal(model(x), before)
 
 
 @pytest.mark.parametrize("late", [False, True])

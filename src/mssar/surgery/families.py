@@ -223,9 +223,8 @@ def _inverted(block: Any) -> Place:
 def _cnblock(block: Any) -> Place:
     at = len(block.block) - 2  # a permutation follows
     last = block.block[at]
-    return Place(
-        last.out_features, REDUCTION, inside="block", doubled=_from(f"block.{at}", foldable(last))
-    )
+    doubled = () if hooked(block.block) else _from(f"block.{at}", foldable(last))
+    return Place(last.out_features, REDUCTION, inside="block", doubled=doubled)
 
 
 def _convnext(block: Any) -> Place:
@@ -235,7 +234,7 @@ def _convnext(block: Any) -> Place:
         REDUCTION,
         inside="mlp",
         last=not block.use_conv_mlp,
-        doubled=_from("mlp.fc2", foldable(last)),
+        doubled=() if hooked(block.mlp) else _from("mlp.fc2", foldable(last)),
     )
 
 

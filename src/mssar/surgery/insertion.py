@@ -260,8 +260,11 @@ def _layer(
     few: int,
     backend: str,
 ) -> MSSAR:
-    """A layer for a place, where its block is, in its type, and with norms of its kind."""
-    like = next((p for p in block.parameters() if p.is_floating_point()), torch.empty(0))
+    """A layer for a place, where its block is, in the type of its products, which norms need not
+    have, and with norms of its kind."""
+    floating = [p for p in block.parameters() if p.is_floating_point()]
+    products = [p for p in floating if p.ndim > 1]
+    like = next(iter([*products, *floating]), torch.empty(0))
     layer = MSSAR(
         place.channels, scales, strategy, few, place.context, backend=backend,
         device=like.device, dtype=like.dtype,

@@ -8,6 +8,7 @@ from pathlib import Path
 from mssar.lab.engine import checkpoint
 from mssar.lab.run import PHOTOGRAPHS, Colours, Initial, Normalisation, usual_normalisation
 from mssar.networks.card import public
+from mssar.networks.sharing import WEIGHTS
 from mssar.networks.weights import PICKLES, located
 from mssar.networks.weights import PRETRAINED as OURS
 from mssar.surgery import foreign
@@ -44,6 +45,8 @@ def initial(
     if words is None:
         return None
     path = None if words == PRETRAINED else located(words)
+    if path is not None and (path / WEIGHTS).is_file():  # what `mssar weights` wrote as a folder
+        path /= WEIGHTS
     source = said or network
     name = public(source) if path is None else path.name
     try:
@@ -102,6 +105,11 @@ def colours(
     made = Normalisation(_three("mean", mean), _three("std", std))
     if min(made.std) <= 0:
         raise ValueError(f"--std is above 0; got {std!r}")
+    if min(made.mean) < 0 or max(*made.mean, *made.std) > 1:
+        raise ValueError(
+            "--mean and --std are of colours from 0 to 1, those for 0 to 255 over 255; got "
+            f"{mean!r} and {std!r}"
+        )
     return None if (made.mean, made.std) == foreign.IMAGENET else made
 
 
