@@ -13,6 +13,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.testing import assert_close
 
 from mssar import Regional, Sliding, partition
+from mssar.scales import Products, coordinate_sets
 
 SIZES = [(8, 8), (7, 9), (4, 13), (5, 4), (12, 1), (1, 1)]  # even, ragged, a position a region
 LAYERS = [
@@ -40,32 +41,45 @@ def test_ways_agree(size, scale, memory_format):
     grid = Regional(scale).grid(size)
     for way, by_runs, start, end in (
         (partition.mean_by_index, partition.mean_by_runs, size, grid),
-        (partition.mean_by_products, partition.mean_by_runs, size, grid),
         (partition.repeat_by_index, partition.repeat_by_runs, grid, size),
-        (partition.repeat_by_rows, partition.repeat_by_runs, grid, size),
     ):
         x, y = laid_out(random(2, 3, *start), memory_format), random(2, 3, *start).requires_grad_()
         assert_agree(way(x, end), by_runs(y, end), x, y, seed=1)
 
 
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("scales", [(1,), (3,), (2, 4, 1), (3, 2), (8, 4)], ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_one_product_gives_the_means_of_several_grids(size):
-    x, sets = random(2, 3, *size), [Regional(scale) for scale in (2, 4, 1, 3)]
-    grids = [regional.grid(size) for regional in sets]
-    for found, regional in zip(partition.means_by_products(x, grids), sets, strict=True):
-        assert_close(found, regional.pool(x), **EXACT)
+def test_products_do_what_regions_do(size, scales, memory_format):
+    """Means, weights' average and its product with the map; gradients, too."""
+    usual = coordinate_sets("regional", scales)
+    found = []
+    for sets in (usual, usual.as_products()):
+        x = laid_out(random(2, 3, *size), memory_format)
+        pools = sets.by_scale(sets.pool(x))
+        weights = [random(2, 3, p[0, 0].numel(), seed=1).view_as(p) for p in pools]
+        z = sets.average(weights, size)
+        y = sets.multiply(x, z)
+        (gradient,) = torch.autograd.grad(sum(p.square().sum() for p in pools) + y.sum(), x)
+        means = [p.flatten(2) for p in pools]
+        found.append([*means, sets.spread(z, size), *sets.spread_each(weights, size), y, gradient])
+    assert_close(found[1], found[0], **EXACT)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (3, 9), (1, 7)])
-@pytest.mark.parametrize("scale", [2, 4, 5])
-def test_on_few_positions_regions_are_empty_that_nobody_consults(size, scale):
-    x = random(2, 3, *size)
-    pools = partition.mean_by_products(x, (scale, scale))
-    assert pools.shape[2:] == (scale, scale)
-    regional = Regional(scale)
-    expected = regional.spread(regional.pool(x), size)
-    assert_close(partition.repeat_by_rows(pools, size), expected, **EXACT)
-    assert pools.ne(0).sum() == regional.pool(x).numel()
+@pytest.mark.parametrize("scales", [(2, 1), (4, 1, 2), (5, 2)], ids=str)
+def test_on_few_positions_regions_are_empty_that_nobody_consults(size, scales, monkeypatch):
+    usual = coordinate_sets("regional", scales)
+    monkeypatch.setattr("mssar.scales.is_open", lambda _: True)
+    products, x = usual.as_products(), random(2, 3, *size)
+    pools, fewer = (sets.by_scale(sets.pool(x)) for sets in (products, usual))
+    for scale, found, right in zip(scales, pools, fewer, strict=True):
+        assert found.shape == (2, 3, scale**2, 1)
+        assert_close(found[found.ne(0)], right.flatten(), **EXACT)
+    each = products.spread_each(pools, size)
+    assert_close(each, usual.spread_each(fewer, size), **EXACT)
+    average = products.spread(products.average(pools, size), size)
+    assert_close(average, sum(each[1:], each[0]) / len(each), **EXACT)
 
 
 @pytest.mark.parametrize("way", [partition.mean_by_index, partition.repeat_by_index])
@@ -100,12 +114,16 @@ def test_what_is_infinite_stays_in_its_region():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("way", [partition.mean_by_index, partition.mean_by_products])
-def test_half_precision_sums_do_not_run_over(dtype, way):
+@pytest.mark.parametrize("products", [False, True])
+def test_half_precision_sums_do_not_run_over(dtype, products):
     x = (torch.randn(1, 3, 64, 63) + 100.0).to(dtype).requires_grad_()
-    pooled = way(x, (1, 2))
+    if products:
+        sets = Products((Regional(2),), 0)
+        (pooled,) = (means.to(dtype).view(1, 3, 2, 2) for means in sets.by_scale(sets.pool(x)))
+    else:
+        pooled = partition.mean_by_index(x, (2, 2))
     assert pooled.dtype is dtype
-    exact = partition.mean_by_runs(x.double(), (1, 2))
+    exact = partition.mean_by_runs(x.double(), (2, 2))
     assert_close(pooled.double(), exact, rtol=torch.finfo(dtype).eps, atol=0)
     (found,) = torch.autograd.grad(pooled.sum(), x)
     (right,) = torch.autograd.grad(exact.sum(), x)

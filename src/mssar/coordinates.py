@@ -96,14 +96,10 @@ class Regional:
 
     def grid(self, size: Size) -> Size:
         """How many regions a map of this size has, down and across."""
-        height, width = size
-        return self._cells(height), self._cells(width)
-
-    def _cells(self, length: int) -> int:
-        if partition.exporting() and partition.is_open(length):
-            return self.scale  # for all lengths: where regions are empty, no position consults them
         # Not min(): of an axis that a tracer leaves open it would be an expression, not a number.
-        return length if length < self.scale else self.scale
+        height, width = size
+        h = height if height < self.scale else self.scale
+        return h, width if width < self.scale else self.scale
 
     def runs(self, length: int) -> list[int]:
         """The sides of the regions along an axis: 2, 2, 2, 1 for an axis of 7 at scale 4."""

@@ -50,8 +50,7 @@ class Importance:
     @property
     def per_scale(self) -> list[Float[Tensor, "N C H W"]]:
         """One map for each scale; Z is their mean."""
-        pairs = zip(self.sets.sets, self.regions, strict=True)
-        return [s.spread(weights, self.size) for s, weights in pairs]
+        return self.sets.spread_each(self.regions, self.size)
 
     @property
     def mean(self) -> Float[Tensor, "N H W"]:

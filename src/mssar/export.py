@@ -248,6 +248,7 @@ def _traced(
             refusal = error
             continue
         _require_plain(program)
+        _share_indices(program.graph_module)
         said = None
         if refusal:
             lost = ", ".join(axis for axis in axes if axis not in names)
@@ -260,6 +261,49 @@ def _traced(
 def _require_plain(program: Program) -> None:
     ours = [str(n.target) for n in program.graph.nodes if str(n.target).startswith("mssar")]
     assert not ours, ours
+
+
+def _share_indices(made: torch.fx.GraphModule) -> None:
+    """Compute once what follows from sizes alone: all layers on maps of one size need the same."""
+    first: dict[object, torch.fx.Node] = {}
+    for node in _of_sizes(made.graph):
+        value = node.meta["val"]
+        same: object = f"{node.target} {node.args} {node.kwargs}"  # where inputs are shared already
+        if isinstance(value, torch.SymInt):
+            same = value.node.expr
+        other = first.setdefault(same, node)
+        if other is not node:
+            node.replace_all_uses_with(other)
+            made.graph.erase_node(node)
+    made.recompile()
+
+
+def _of_sizes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The nodes that need no tensor's numbers, neither an image's nor a parameter's, and are not
+    random; none where something writes to one of them."""
+    found: dict[torch.fx.Node, None] = {}
+    for node in graph.nodes:
+        target, value = node.target, node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            found[node] = None
+        elif isinstance(target, torch._ops.OpOverload):
+            if any(written in found for written in _written(node, target._schema)):
+                return []
+            random = torch.Tag.nondeterministic_seeded in target.tags
+            checks = target.namespace == "aten" and value is None  # such as that it has its type
+            if all(given in found for given in node.all_input_nodes) and not random:
+                if checks or isinstance(value, Tensor):
+                    found[node] = None
+    return list(found)
+
+
+def _written(node: torch.fx.Node, schema: Any) -> list[Any]:
+    given = [*node.args, *[None] * (len(schema.arguments) - len(node.args))]
+    return [
+        node.kwargs.get(asked.name, value)
+        for asked, value in zip(schema.arguments, given, strict=True)
+        if asked.alias_info is not None and asked.alias_info.is_write
+    ]
 
 
 def _ranges(program: Program, axes: tuple[str, ...]) -> Ranges:

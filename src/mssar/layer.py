@@ -17,11 +17,11 @@ from torch.fx import Proxy
 from mssar import fused
 from mssar.branch import Branch, settled
 from mssar.coordinates import require_count, require_map, require_tensor, size_of
-from mssar.kernels import chosen, require_backend
+from mssar.kernels import chosen, exporting, require_backend
 from mssar.kernels.tail.op import watched
 from mssar.kernels.windows import op  # noqa: F401  (it registers itself)
-from mssar.partition import accumulation, exporting
-from mssar.scales import Pools, Separate, Strategy, coordinate_sets
+from mssar.partition import accumulation, as_type
+from mssar.scales import Nested, Pools, Products, Separate, Strategy, coordinate_sets
 from mssar.tracing import recorded
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ OWN = 1 << 32  # and of users' own, by their names
 
 def weights(gates: Sequence[Float[Tensor, "N C _ _"]]) -> list[Float[Tensor, "N C _ _"]]:
     r"""$Z^{(l)} = \sigma(g_l)$ on the regions of each scale, in float32 at least."""
-    return [gate.to(accumulation(gate)).sigmoid() for gate in gates]
+    return [as_type(gate, accumulation(gate)).sigmoid() for gate in gates]
 
 
 class MSSAR(nn.Module):
@@ -122,8 +122,9 @@ class MSSAR(nn.Module):
             if made is not None:
                 return made
         x = settled(x)
-        z = self.sets.average(weights(self._gates(x, context)), size_of(x))
-        return self.sets.multiply(x, z.to(x.dtype))
+        sets = self._sets_here()
+        z = sets.average(weights(self._gates(x, context)), size_of(x))
+        return sets.multiply(x, as_type(z, x.dtype))
 
     @overload
     def importance(
@@ -147,12 +148,11 @@ class MSSAR(nn.Module):
         does: look at weights in ``eval()``.
         """
         require_tensor("x", x)
-        size = size_of(x)
+        size, sets = size_of(x), self._sets_here()
         by_scale = weights(self._gates(x, context))
         if not per_scale:
-            return self.sets.spread(self.sets.average(by_scale, size), size).to(x.dtype)
-        sets = self.sets.sets
-        return [s.spread(z, size).to(x.dtype) for s, z in zip(sets, by_scale, strict=True)]
+            return sets.spread(sets.average(by_scale, size), size).to(x.dtype)
+        return [z.to(x.dtype) for z in sets.spread_each(by_scale, size)]
 
     def pool(self, context: Float[Tensor, "N B H W"]) -> Pools:
         """What this layer needs to know of a map, to be passed for it as context."""
@@ -163,7 +163,10 @@ class MSSAR(nn.Module):
                 require_map("context", context)
                 maps = torch.ops.mssar.window_means(context, radii)
                 return Pools(tuple(maps), size_of(context), self.sets)
-        return self.sets.pool(context)
+        return self._sets_here().pool(context)
+
+    def _sets_here(self) -> Nested | Separate | Products:
+        return self.sets.as_products() if exporting() else self.sets
 
     def _recorded(self, x: Any, context: Any) -> Any:
         if not isinstance(x, Proxy):
@@ -175,7 +178,7 @@ class MSSAR(nn.Module):
         if x.shape[1] != self.channels:
             raise ValueError(f"MSSAR was made for {self.channels} channels; got {tuple(x.shape)}")
         pools = self._source(x, context)
-        by_scale = self.sets.by_scale(pools)
+        by_scale = [as_type(y, x.dtype) for y in pools.sets.by_scale(pools)]
         branches = cast("Sequence[Branch]", self.branches)
         for scale, branch, y in zip(self.scales, branches, by_scale, strict=True):
             values = y.shape[0] * y.shape[2] * y.shape[3]
@@ -184,9 +187,8 @@ class MSSAR(nn.Module):
                     f"BN cannot train on a single value per channel: scale {scale} of a batch of "
                     "one has one region; use a larger batch, or eval()"
                 )
-            if exporting() and branch.normalises_the_batch:
-                for length, regions in zip(pools.size, y.shape[2:], strict=True):
-                    torch._check(length >= regions)  # empty ones would count in BN's statistics
+            if branch.normalises_the_batch and isinstance(pools.sets, Products):
+                pools.sets.require_filled(pools.size)
         return [branch(y) for branch, y in zip(branches, by_scale, strict=True)]
 
     def _source(self, x: Tensor, context: Tensor | Pools | None) -> Pools:
@@ -202,8 +204,8 @@ class MSSAR(nn.Module):
         if not isinstance(context, Pools):
             require_map("context", context)
             context = self.pool(context)
-        if context.sets != self.sets:
-            raise ValueError(f"context was pooled for {context.sets}; this layer needs {self.sets}")
+        if context.sets != (sets := self._sets_here()):
+            raise ValueError(f"context was pooled for {context.sets}; this layer needs {sets}")
         batch, channels = context.maps[0].shape[:2]
         if channels != self.context_channels:
             raise ValueError(

@@ -28,14 +28,9 @@ def require() -> None:
 def write(program: Any, path: Path, metadata: Mapping[str, Any]) -> int:
     """The opset. Files and lines of whoever wrote the network are left out."""
     import onnx
-    from onnxscript.ir.passes.common import CommonSubexpressionEliminationPass
 
-    made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
+    made = torch.onnx.export(program, dynamo=True, verbose=False)
     assert made is not None
-    # Layers on maps of one size compute the same indices. The optimiser shares those too, but last:
-    # it has a rule that goes through all nodes at every node, and a DenseNet-121 has 31,000.
-    CommonSubexpressionEliminationPass()(made.model)
-    made.optimize()
     ends = made.model.graph
     ends.inputs[0].name, ends.outputs[0].name = "images", "logits"  # now, when they are two values
     proto: Any = made.model_proto

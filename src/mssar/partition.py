@@ -10,7 +10,7 @@ device, the layout in memory and whether someone traces, and is decided in ``_wa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -47,16 +47,14 @@ def is_open(length: int) -> bool:
     return not shapes.has_static_value(length)
 
 
-def exporting() -> bool:
-    """Whether torch.export makes a program, which others run who know nothing of runs. There every
-    operation costs, however little it does, and one that gathers a map costs most."""
-    asked: Callable[[], bool] | None = getattr(torch.compiler, "is_exporting", None)  # since 2.7
-    return asked is not None and asked()
-
-
 def accumulation(x: Tensor) -> torch.dtype:
     """The type sums are kept in: at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As ``to``, which leaves three operations in an exported program where nothing is to do."""
+    return x if x.dtype is dtype else x.to(dtype)
 
 
 def runs(length: int, parts: int) -> list[int]:
@@ -111,8 +109,6 @@ def mean(x: Float[Tensor, "N C H W"], grid: Size) -> Float[Tensor, "N C h w"]:
 
 def _way_to_mean(x: Tensor, grid: Size) -> Callable[[Tensor, Size], Tensor]:
     height, width = x.shape[-2:]
-    if exporting():
-        return mean_by_products
     if symbolic((height, width)):
         return mean_by_index
     compiling = torch.compiler.is_compiling()
@@ -149,40 +145,6 @@ def mean_by_cells_last(x: Tensor, grid: Size) -> Tensor:
     y = x.permute(0, 2, 3, 1)
     cells = torch.unflatten(torch.unflatten(y, 2, (w, b)), 1, (h, a))  # N h a w b C
     return cells.mean((2, 4)).permute(0, 3, 1, 2)
-
-
-def mean_by_products(x: Tensor, grid: Size) -> Tensor:
-    return means_by_products(x, [grid])[0]
-
-
-def means_by_products(x: Float[Tensor, "N C H W"], grids: Sequence[Size]) -> tuple[Tensor, ...]:
-    """Means over the cells of several grids, the map being read once for all of them: it is
-    multiplied by a matrix of noughts and ones on either side, and sums are divided by areas.
-
-    An axis may have fewer positions than its runs are: then some are empty, and have a mean of 0.
-    What is infinite or no number is all over its rows and columns.
-    """
-    wide = x.to(accumulation(x))
-    if all(grid == (1, 1) for grid in grids):
-        return tuple(wide.mean((ROWS, COLUMNS), keepdim=True).to(x.dtype) for _ in grids)
-    down, across = zip(*grids, strict=True)
-    rows, columns = _marks(x.shape[ROWS], down, wide), _marks(x.shape[COLUMNS], across, wide)
-    sums = rows @ (wide @ columns.T)  # N C k l, for every grid's rows and every grid's columns
-    areas = rows.sum(1)[:, None] * columns.sum(1)
-    strips = (sums / areas.clamp(min=1)).to(x.dtype).split(down, ROWS)
-    starts = accumulate(across, initial=0)
-    return tuple(s.narrow(COLUMNS, at, w) for s, at, w in zip(strips, starts, across, strict=False))
-
-
-def _marks(length: int, parts: Sequence[int], like: Tensor) -> Float[Tensor, "k n"]:
-    """1 where a position lies in a run, of an axis that is cut in several ways, one after another.
-
-    Position i lies in run j of K where j·n ≤ i·K < (j + 1)·n, which takes no division.
-    """
-    of = torch.tensor([count for count in parts for _ in range(count)], device=like.device)
-    run = torch.tensor([j for count in parts for j in range(count)], device=like.device)
-    at, begins = torch.arange(length, device=like.device) * of[:, None], run[:, None] * length
-    return ((at >= begins) & (at < begins + length)).to(like.dtype)
 
 
 def mean_by_index(x: Tensor, grid: Size) -> Tensor:
@@ -223,8 +185,6 @@ def repeat(z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
 
 def _way_to_repeat(z: Tensor, size: Size) -> Callable[[Tensor, Size], Tensor]:
     h, w = z.shape[-2:]
-    if exporting():
-        return repeat_by_rows
     if symbolic(size):
         return repeat_by_index
     compiled = torch.compiler.is_compiling() and z.device.type == "cpu"
@@ -236,15 +196,6 @@ def _way_to_repeat(z: Tensor, size: Size) -> Callable[[Tensor, Size], Tensor]:
 def repeat_by_runs(z: Tensor, size: Size) -> Tensor:
     strips = _repeat_runs(z, COLUMNS, runs(size[1], z.shape[COLUMNS]))
     return _repeat_runs(strips, ROWS, runs(size[0], z.shape[ROWS]))
-
-
-def repeat_by_rows(z: Tensor, size: Size) -> Tensor:
-    """Along rows by a product, since to choose single numbers is slow; whole rows are chosen."""
-    height, width = size
-    h, w = z.shape[-2:]
-    strips = z @ _marks(width, [w], z)
-    positions = torch.arange(height, device=z.device)
-    return strips.index_select(ROWS, positions * h // height)
 
 
 def repeat_by_index(z: Tensor, size: Size) -> Tensor:
@@ -284,8 +235,6 @@ def combine(
 
 def _way_to_combine(x: Tensor, z: Tensor) -> Callable[[Op, Tensor, Tensor], Tensor]:
     (height, width), (h, w) = x.shape[-2:], z.shape[-2:]
-    if exporting():
-        return combine_whole if (h, w) == (1, 1) else combine_repeated
     if symbolic((height, width)):
         return combine_repeated
     if is_channels_last(x):
@@ -293,10 +242,6 @@ def _way_to_combine(x: Tensor, z: Tensor) -> Callable[[Op, Tensor, Tensor], Tens
     if height % h or width % w:
         return combine_repeated
     return combine_by_rows if x.device.type == "cpu" else combine_by_cells
-
-
-def combine_whole(op: Op, x: Tensor, z: Tensor) -> Tensor:
-    return op(x, z)
 
 
 def combine_repeated(op: Op, x: Tensor, z: Tensor) -> Tensor:
@@ -323,6 +268,39 @@ def combine_by_cells(op: Op, x: Tensor, z: Tensor) -> Tensor:
     (h, w), (a, b) = z.shape[-2:], _sides(x, (z.shape[ROWS], z.shape[COLUMNS]))
     cells = torch.unflatten(torch.unflatten(x, ROWS, (h, a)), 4, (w, b))  # N C h a w b
     return op(cells, z[:, :, :, None, :, None]).flatten(4, 5).flatten(2, 3)
+
+
+# --- As matrices
+
+
+def cells(size: Size, grids: Sequence[Size], like: Tensor) -> Float[Tensor, "k n"]:
+    """1 where a cell holds a position of a map, row by row; all grids' cells, one after another.
+
+    A grid may have more cells along an axis than there are positions; then some are empty.
+    """
+    return torch.cat([_cells(size, grid, like) for grid in grids])
+
+
+def _cells(size: Size, grid: Size, like: Tensor) -> Float[Tensor, "k n"]:
+    rows, columns = _held(size, grid, like)
+    return (rows[:, None, :, None] * columns[:, None]).flatten(2).flatten(0, 1)  # of h w H W
+
+
+def held(size: Size, grids: Sequence[Size], like: Tensor) -> Float[Tensor, " k"]:
+    """How many positions these cells hold."""
+    sides = [[axis.sum(1) for axis in _held(size, grid, like)] for grid in grids]
+    return torch.cat([(heights[:, None] * widths).flatten() for heights, widths in sides])
+
+
+def _held(size: Size, grid: Size, like: Tensor) -> list[Float[Tensor, "_ _"]]:
+    """1 where run j of K holds position i: j·n ≤ i·K < (j + 1)·n. Exported, a division of whole
+    numbers would be many operations, and one by way of floats."""
+    found = []
+    for length, parts in zip(size, grid, strict=True):
+        at = torch.arange(length, device=like.device) * parts
+        begins = torch.arange(parts, device=like.device)[:, None] * length
+        found.append(((at >= begins) & (at < begins + length)).to(like.dtype))
+    return found
 
 
 # --- By index: means over cells and values laid over them, each going back by way of the other.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Sliding, size_of
-from mssar.partition import Size, exporting, means_by_products
+from mssar.partition import Size, accumulation, as_type, cells, held, is_open
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -28,7 +28,7 @@ class Pools(NamedTuple):
 
     maps: tuple[Tensor, ...]
     size: Size
-    sets: Nested | Separate
+    sets: Nested | Separate | Products
 
     def extend(self, other: Pools) -> Pools:
         """The pools of two maps concatenated along channels."""
@@ -50,15 +50,9 @@ class Nested:
     finest: int  # which of them
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
-        size = size_of(x)
-        if exporting():
-            maps = means_by_products(x, [regional.grid(size) for regional in self.sets])
-            return Pools(maps, size, self)
-        return Pools((self.sets[self.finest].pool(x),), size, self)
+        return Pools((self.sets[self.finest].pool(x),), size_of(x), self)
 
     def by_scale(self, pools: Pools) -> list[Tensor]:
-        if exporting():
-            return list(pools.maps)
         (fine,) = pools.maps
         areas = self.sets[self.finest].areas(pools.size, fine)
         return [
@@ -82,6 +76,13 @@ class Nested:
 
     def spread(self, z: Float[Tensor, "N C h w"], size: Size) -> Float[Tensor, "N C H W"]:
         return self.sets[self.finest].spread(z, size)
+
+    def spread_each(self, weights: Sequence[Tensor], size: Size) -> list[Tensor]:
+        """A map a scale, of which the spread average is the mean."""
+        return [s.spread(z, size) for s, z in zip(self.sets, weights, strict=True)]
+
+    def as_products(self) -> Products:
+        return Products(self.sets, self.finest)
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,103 @@ class Separate:
     def spread(self, z: Float[Tensor, "N C H W"], size: Size) -> Float[Tensor, "N C H W"]:
         assert tuple(z.shape[-2:]) == tuple(size)
         return z
+
+    def spread_each(self, weights: Sequence[Tensor], size: Size) -> list[Tensor]:
+        """A map a scale, of which the average is the mean."""
+        return [s.spread(z, size) for s, z in zip(self.sets, weights, strict=True)]
+
+    def as_products(self) -> Products | Separate:
+        regional = tuple(s for s in self.sets if type(s) is Regional)
+        return Products(regional, None) if len(regional) == len(self.sets) else self
+
+
+@dataclass(frozen=True)
+class Products:
+    """Regions as matrices, for programs that others run. There every operation costs, however
+    little it does, and one that gathers costs most: so sums over a map's regions are one product
+    with it, and weights are laid over it by another. A scale's regions are on one axis, N C k 1.
+
+    One program does for all sizes: where an axis has fewer positions than regions some of these
+    are empty, have a mean of 0, and are consulted by no position. What is infinite or no number
+    at one position is so in its whole map.
+    """
+
+    sets: tuple[Regional, ...]
+    finest: int | None  # that which all others follow from, as in ``Nested``
+
+    def grids(self, size: Size) -> list[Size]:
+        height, width = size
+        return [(_parts(height, s.scale), _parts(width, s.scale)) for s in self.sets]
+
+    def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
+        """The mean of the whole map where that is all; else sums."""
+        size, wide = size_of(x), as_type(x, accumulation(x))
+        if self.whole:
+            return Pools((as_type(wide.mean((2, 3), keepdim=True), x.dtype),), size, self)
+        sums = wide.flatten(2) @ cells(size, self._drawn(size), wide).T
+        return Pools((sums,), size, self)
+
+    def by_scale(self, pools: Pools) -> list[Tensor]:
+        (sums,) = pools.maps
+        if self.whole:
+            return [sums]
+        grids, drawn = self.grids(pools.size), self._drawn(pools.size)
+        areas = held(pools.size, drawn, sums)
+        if self.finest is None:
+            means = sums / areas.clamp(min=1)
+        else:
+            members = cells(drawn[0], grids, sums).T  # which fine regions each region is of
+            means = sums @ (members / (areas @ members).clamp(min=1))
+        return list(means.unsqueeze(3).split([h * w for h, w in grids], 2))
+
+    def average(self, weights: Sequence[Tensor], size: Size) -> Float[Tensor, "N C *k"]:
+        """The mean over the scales, on the finest grid; or their parts of it, on each its own."""
+        if self.whole:
+            return weights[0]
+        every = torch.cat(list(weights), 2).squeeze(3)
+        if self.finest is None:
+            return every / len(weights)
+        (fine,) = self._drawn(size)
+        return every @ (cells(fine, self.grids(size), every) / len(weights))
+
+    def multiply(
+        self, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C *k"]
+    ) -> Float[Tensor, "N C H W"]:
+        return x * (z if self.whole else self.spread(z, size_of(x)))
+
+    def spread(self, z: Float[Tensor, "N C *k"], size: Size) -> Float[Tensor, "N C H W"]:
+        return _laid_over(z.flatten(2), size, self._drawn(size))
+
+    def spread_each(self, weights: Sequence[Tensor], size: Size) -> list[Tensor]:
+        """A map a scale, of which the spread average is the mean."""
+        pairs = zip(weights, self.grids(size), strict=True)
+        return [_laid_over(z.flatten(2), size, [grid]) for z, grid in pairs]
+
+    def require_filled(self, size: Size) -> None:
+        """For BN in training mode, which would count regions that are empty."""
+        for grid in self.grids(size):
+            for length, parts in zip(size, grid, strict=True):
+                torch._check(length >= parts)
+
+    @property
+    def whole(self) -> bool:
+        return self.sets == (Regional(1),)
+
+    def _drawn(self, size: Size) -> list[Size]:
+        """The grids that are read from the map, and laid over it."""
+        grids = self.grids(size)
+        return grids if self.finest is None else [grids[self.finest]]
+
+
+def _parts(length: int, scale: int) -> int:
+    return scale if is_open(length) or scale < length else length
+
+
+def _laid_over(
+    z: Float[Tensor, "N C k"], size: Size, grids: Sequence[Size]
+) -> Float[Tensor, "N C H W"]:
+    laid: Tensor = (z @ cells(size, grids, z)).unflatten(2, size)
+    return laid
 
 
 def coordinate_sets(strategy: Strategy, scales: Sequence[int]) -> Nested | Separate:
