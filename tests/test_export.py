@@ -4,14 +4,19 @@ import copy
 import json
 import logging
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
+from torch.optim.swa_utils import AveragedModel
 from torch.testing import assert_close
 
 from mssar.folding import fold
+
+_share_indices = import_module("mssar.export")._share_indices  # mssar.export is the function
 
 SHAPES = [(1, 3, 12, 12), (5, 3, 9, 16), (2, 3, 30, 7), (1, 3, 4, 4)]  # even, ragged, the least
 
@@ -37,7 +42,7 @@ def network(mssar, **options) -> nn.Sequential:
 def disturbed(model: nn.Module) -> nn.Module:
     """As after training: no norm is the identity."""
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm2d | nn.SyncBatchNorm):
             nn.init.normal_(module.running_mean)
             nn.init.uniform_(module.running_var, 0.5, 2)
             if module.affine:
@@ -224,14 +229,87 @@ def test_a_network_of_one_size_is_exported_at_that_and_says_why(unchecked, tmp_p
     assert_close(found, model.eval()(torch.ones(7, 3, 12, 12)))
 
 
-def test_a_program_that_guards_against_sizes_in_its_range_is_of_one(unchecked, tmp_path, caplog):
-    pools = [nn.MaxPool2d(3, 2, ceil_mode=True) for _ in range(2)]
-    model = nn.Sequential(*pools, nn.Conv2d(3, 4, 3, padding=1))
-    made = unchecked.export(model, tmp_path / "a.pt2", (3, 16, 16))
+def test_a_program_that_is_another_at_other_sizes_is_of_one(unchecked, tmp_path, caplog):
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.amax((2, 3)) if x.shape[2] % 2 else x.mean((2, 3))
+
+    made = unchecked.export(Odd(), tmp_path / "a.pt2", (3, 16, 16))
     assert made.open == {"batch": (1, None)}
     assert made.fixed.startswith("height, width: torch.export specialises: Guard failed")
     loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not loud  # a solver's tracebacks are not for users
+
+
+@pytest.mark.parametrize("kind", ["none", "simam", "se", "mssar"])
+@pytest.mark.parametrize(("name", "size", "least"), [("resnet8", 32, 5), ("resnet18", 64, 33)])
+def test_sizes_are_open_from_the_least_that_is_taken(unchecked, tmp_path, kind, name, size, least):
+    """Of a network without layers PyTorch says 2, and guards against less than this."""
+    model, file = disturbed(unchecked.create_model(name, kind)), tmp_path / "net.pt2"
+    made = unchecked.export(model, file, (3, size, size))
+    assert made.fixed is None
+    assert made.open["height"] == made.open["width"] == (least, None)
+    program = torch.export.load(file).module()
+    for height, width in ((least, least), (least, size + 5), (size + 30, least + 1)):
+        x = torch.randn(2, 3, height, width)
+        assert_close(program(x), model.eval()(x), atol=1e-4, rtol=1e-4)
+
+
+def test_averaged_weights_are_exported(unchecked, tmp_path):
+    """What wraps a network takes any arguments."""
+    model = disturbed(unchecked.create_model("resnet8", "mssar"))
+    made = unchecked.export(AveragedModel(model), tmp_path / "net.pt2", (3, 32, 32))
+    assert made.open.keys() == {"batch", "height", "width"}
+    x = torch.randn(3, 3, 40, 33)
+    program = torch.export.load(tmp_path / "net.pt2").module()
+    assert_close(program(x), model.eval()(x), atol=1e-4, rtol=1e-4)
+
+
+class Writes(nn.Module):
+    """Two tensors that begin alike, and what becomes of them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        one, two = torch.zeros(x.shape[2], x.shape[3]), torch.zeros(x.shape[2], x.shape[3])
+        if self.how == "filled":
+            one += 1
+        elif self.how == "part":
+            one[1:] = 2
+        elif self.how == "image":
+            one.copy_(x[0, 0])
+        elif self.how == "into":
+            torch.add(x[0, 0], 1, out=one)
+        elif self.how == "random":
+            one, two = torch.rand(x.shape[2:]), torch.rand(x.shape[2:])
+        return one, two
+
+
+@pytest.mark.parametrize("how", ["filled", "part", "image", "into", "random", "read"])
+def test_what_is_written_to_or_random_is_not_shared(how):
+    dims = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    x, model = torch.randn(2, 3, 5, 6), Writes(how)
+    program = torch.export.export(model, (x,), dynamic_shapes=(dims,))
+    before = len(program.graph.nodes)
+    _share_indices(program.graph_module)
+    one, two = program.module()(x)
+    if how == "random":
+        assert not torch.equal(one, two)
+    else:
+        assert_close((one, two), model(x))
+        assert (len(program.graph.nodes) < before) == (how == "read")
+
+
+def test_layers_on_maps_of_one_size_share_indices(unchecked, tmp_path):
+    def counted(layers: int) -> int:
+        parts = [m for _ in range(layers) for m in (nn.Conv2d(6, 6, 1), unchecked.MSSAR(6))]
+        unchecked.export(nn.Sequential(*parts), tmp_path / "net.pt2", (6, 12, 12))
+        nodes = torch.export.load(tmp_path / "net.pt2").graph.nodes
+        return sum("arange" in str(node.target) for node in nodes)
+
+    assert counted(3) == counted(1) > 0
 
 
 def test_a_network_for_single_images_has_a_fixed_batch(unchecked, tmp_path):
@@ -290,6 +368,20 @@ def test_only_norms_that_have_a_convolution_to_themselves_are_folded(way, count)
     assert_close(model(x), before)
 
 
+def test_norms_of_other_kinds_are_folded(timm):
+    """Synchronised ones, and timm's, which act; what they do besides is left."""
+    x = torch.randn(2, 3, 5, 6)
+    for norm, act in (
+        (nn.SyncBatchNorm(4), nn.Identity()),
+        (timm.layers.BatchNormAct2d(4, act_layer=nn.SiLU), nn.SiLU()),
+    ):
+        model = disturbed(nn.Sequential(nn.Conv2d(3, 4, 3), norm)).eval()
+        before = model(x)
+        assert fold(model, x) == 1
+        assert_close(model(x), before)
+        assert_close(act(model[0](x)), before)
+
+
 def test_norms_that_train_have_hooks_or_keep_nothing_are_not_folded():
     x = torch.randn(2, 3, 5, 6)
     trains, hooked, forgets = (nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in "abc")
@@ -303,9 +395,7 @@ def test_norms_that_train_have_hooks_or_keep_nothing_are_not_folded():
 
 
 def test_a_file_that_disagrees_never_gets_its_name(unchecked, tmp_path, monkeypatch):
-    import importlib
-
-    module = importlib.import_module("mssar.export")
+    module = import_module("mssar.export")
     file = tmp_path / "net.pt2"
     file.write_text("the one before")
     write = module._write_program

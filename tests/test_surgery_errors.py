@@ -111,6 +111,12 @@ def test_what_may_be_quantised_is_not_yet(mssar, torchvision):
             lambda _: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
             f"nothing to recalibrate in this Sequential: {KNOWN}meant, as in where='1'$",
         ),
+        (
+            lambda _: nn.Sequential(  # rather than a gate, or what classifies
+                nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)
+            ),
+            f"nothing to recalibrate in this Sequential: {KNOWN}meant, as in where='0'$",
+        ),
         (torch.compile, "insert into the network before OptimizedModule wraps it"),
         (nn.DataParallel, "insert into the network before DataParallel wraps it"),
         (AveragedModel, "insert into the network before AveragedModel wraps it"),
@@ -175,9 +181,18 @@ def test_an_optimiser_of_another_network(mssar, resnet):
 
 @pytest.mark.parametrize("where", ["blocks", "layer3.*", "layer3.0"])
 def test_a_block_that_is_not_as_it_was_is_named(mssar, resnet, where):
-    resnet.layer3[0].bn2 = nn.Identity()
-    with pytest.raises(ValueError, match=r"^'layer3\.0': an? Identity does not say how many cha"):
+    resnet.layer3[0].bn2 = nn.BatchNorm1d(256)
+    with pytest.raises(ValueError, match=r"^'layer3\.0': a BatchNorm1d makes no map N C H W"):
         mssar.insert(resnet, where=where)
+
+
+def test_a_norm_that_does_not_say_its_channels_has_those_before_it(mssar, torchvision):
+    """As an EvoNorm, or what stands for a norm that is gone."""
+    model = torchvision.models.resnet18(norm_layer=lambda _: nn.Identity()).eval()
+    x = torch.randn(1, 3, 64, 64)
+    before = model(x)
+    assert {entry.channels for entry in mssar.insert(model).entries} == {64, 128, 256, 512}
+    assert torch.equal(model(x), before)
 
 
 def test_what_was_fused_since_is_not_half_removed(mssar, resnet):

@@ -7,6 +7,7 @@ kernel ends up in a file. What was written is run, at several sizes, before it g
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import logging
 import os
@@ -234,16 +235,17 @@ def _traced(
 ) -> tuple[Program, Ranges, str | None]:
     """The program, with the axes that could be left open, and why the others could not."""
     tries = [axes, tuple(a for a in axes if a == "batch"), ()]
-    _, channels, height, width = x.shape
+    size = x.shape[1], x.shape[2], x.shape[3]
+    first, *_ = inspect.signature(model.forward).parameters.values()
+    several = first.kind is first.VAR_POSITIONAL  # of what wraps a network, as averages of weights
     refusal: Exception | None = None
     for names in dict.fromkeys(tries):
         dims = {n: torch.export.Dim.DYNAMIC for n, axis in AXES.items() if axis in names}
         try:
             with _quiet(), torch.no_grad():
-                program = torch.export.export(model, (x,), dynamic_shapes=(dims,), strict=False)
-                ranges, run = _ranges(program, names), program.module()
-                for shape in _shapes((channels, height, width), ranges):
-                    run(_images(shape, x.dtype))  # it may guard against more than its ranges say
+                shapes: Any = ((dims,),) if several else (dims,)
+                program = torch.export.export(model, (x,), dynamic_shapes=shapes, strict=False)
+                ranges = _taken(program, size, _ranges(program, names), x.dtype)
         except Exception as error:
             refusal = error
             continue
@@ -256,6 +258,43 @@ def _traced(
         return program, ranges, said
     assert refusal
     raise ValueError(f"torch.export cannot trace it: {reason(refusal)}") from refusal
+
+
+def _taken(
+    program: Program, size: tuple[int, int, int], ranges: Ranges, dtype: torch.dtype
+) -> Ranges:
+    """The sizes that it does take: it may guard against smaller ones than it says, and more."""
+    run = program.module()
+
+    def takes(height: int, width: int) -> bool:
+        try:
+            run(_images((_within(2, ranges.get("batch", (1, 1))), size[0], height, width), dtype))
+        except Exception:  # a guard's, or what a network makes of so small an image
+            return False
+        return True
+
+    found = dict(ranges)
+    if "height" in ranges:
+        _, height, width = size
+        found["height"] = _from_least(lambda length: takes(length, width), ranges["height"], height)
+        found["width"] = _from_least(lambda length: takes(height, length), ranges["width"], width)
+    for shape in _shapes(size, found):
+        run(_images(shape, dtype))
+    return found
+
+
+def _from_least(
+    takes: Callable[[int], bool], limits: tuple[int, int | None], length: int
+) -> tuple[int, int | None]:
+    """Limits that begin with the least length that is taken, as all above it are."""
+    low, high = limits
+    if takes(low):
+        return limits
+    refused = low
+    while length - refused > 1:
+        middle = (refused + length) // 2
+        refused, length = (refused, middle) if takes(middle) else (middle, length)
+    return length, high
 
 
 def _require_plain(program: Program) -> None:
@@ -290,10 +329,10 @@ def _of_sizes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
             if any(written in found for written in _written(node, target._schema)):
                 return []
             random = torch.Tag.nondeterministic_seeded in target.tags
+            alone = not random and all(given in found for given in node.all_input_nodes)
             checks = target.namespace == "aten" and value is None  # such as that it has its type
-            if all(given in found for given in node.all_input_nodes) and not random:
-                if checks or isinstance(value, Tensor):
-                    found[node] = None
+            if alone and (checks or isinstance(value, Tensor)):
+                found[node] = None
     return list(found)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mssar.branch import hooked
+
+Norm: TypeAlias = nn.BatchNorm2d | nn.SyncBatchNorm
+ACTING = "timm.layers.norm_act.BatchNormAct2d"  # a norm, and its dropout and activation
 
 
 class _Watch(TorchDispatchMode):
@@ -53,11 +56,16 @@ def fold(model: nn.Module, *inputs: Tensor) -> int:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if id(child) in gone:
-                setattr(parent, name, nn.Identity())
+                setattr(parent, name, _left(child))
     return len(pairs)
 
 
-def _pairs(model: nn.Module, watch: _Watch) -> Iterator[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+def _left(norm: Any) -> nn.Module:
+    """What a norm does besides."""
+    return nn.Sequential(norm.drop, norm.act) if _name(norm) == ACTING else nn.Identity()
+
+
+def _pairs(model: nn.Module, watch: _Watch) -> Iterator[tuple[nn.Conv2d, Norm]]:
     convs = {}
     for conv in filter(_is_conv, model.modules()):
         made = watch.made.get(id(conv.weight), [])
@@ -74,13 +82,18 @@ def _is_conv(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     return type(module) is nn.Conv2d and not hooked(module)
 
 
-def _is_norm(module: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
-    plain = type(module) is nn.BatchNorm2d and not hooked(module)
+def _is_norm(module: nn.Module) -> TypeGuard[Norm]:
+    known = type(module) in (nn.BatchNorm2d, nn.SyncBatchNorm) or _name(module) == ACTING
+    plain = known and not hooked(module)
     return plain and not module.training and module.running_mean is not None
 
 
+def _name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
 @torch.no_grad()
-def _absorb(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
+def _absorb(conv: nn.Conv2d, norm: Norm) -> None:
     """``norm(conv(x))`` by the convolution alone; in double, so that it is rounded once."""
     assert norm.running_mean is not None
     assert norm.running_var is not None

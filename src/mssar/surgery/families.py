@@ -60,12 +60,11 @@ class Place:
         return ".".join(filter(None, (name, self.inside)))
 
 
-def wrapped(
-    block: nn.Module, name: str, reduction: int | None = None, before: int | None = None
-) -> Place:
+def wrapped(block: nn.Module, name: str, reduction: int | None = None) -> Place:
     """Wrap a module named from a block; the block itself where the name is empty.
 
-    It has the channels of the map ``before`` it if it does not say: an EvoNorm does not.
+    One that does not say how many channels it makes, as an EvoNorm, has those of the convolution
+    before it.
     """
     its = block.get_submodule(name)
     last = its
@@ -73,7 +72,7 @@ def wrapped(
         last = last[-1]
     if isinstance(last, OTHERWISE):
         raise ValueError(f"a {type(last).__name__} makes no map N C H W, which the layer takes")
-    channels = channels_of(its) or before
+    channels = channels_of(its) or _channels_before(block, name)
     if channels is None:
         raise ValueError(
             f"a {type(its).__name__} does not say how many channels it makes; name the convolution "
@@ -86,6 +85,17 @@ def wrapped(
         norm=name if isinstance(its, (nn.BatchNorm2d, nn.SyncBatchNorm)) else None,
         doubled=_from(name, foldable(its)),
     )
+
+
+def _channels_before(block: nn.Module, name: str) -> int | None:
+    """Of the last convolution that stands before a module of a block."""
+    found = None
+    for other, module in block.named_modules():
+        if other == name:
+            return found
+        if isinstance(module, nn.Conv2d):
+            found = module.out_channels
+    return None
 
 
 def usual_reduction(channels: int) -> int:
@@ -198,7 +208,7 @@ def _bottleneck(name: str) -> Callable[[Any], Place]:
     def place(block: nn.Module) -> Place:
         last: Any = block.get_submodule(f"{name}.conv")
         narrow = last.out_channels < last.in_channels
-        return wrapped(block, f"{name}.bn", 1 if narrow else REDUCTION, last.out_channels)
+        return wrapped(block, f"{name}.bn", 1 if narrow else REDUCTION)
 
     return place
 

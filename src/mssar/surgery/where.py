@@ -34,8 +34,8 @@ def places(model: nn.Module, where: Where) -> Found:
     if isinstance(where, str) and where == "blocks":
         if blocks := _all(modules, known):
             return blocks
-        maps = [n for n, m in modules.items() if n and isinstance(m, (nn.BatchNorm2d, nn.Conv2d))]
-        example = f", as in where={maps[-1]!r}" if maps else ""
+        named = _example(modules)
+        example = f", as in where={named!r}" if named else ""
         raise ValueError(
             f"nothing to recalibrate in this {kind}: {_unknown(model)} of {KNOWN}; where names the "
             f"modules whose maps are meant{example}"
@@ -67,6 +67,15 @@ def places(model: nn.Module, where: Where) -> Found:
             if other.startswith(f"{name}.") or (not name and other):
                 raise ValueError(f"{other!r} lies in {name or 'the network'!r}; name one of them")
     return chosen
+
+
+def _example(modules: dict[str, nn.Module]) -> str | None:
+    """A module whose map is meant, rather than a classifier's or a gate's: the last norm's, or
+    that of the last convolution that looks around."""
+    norms = [n for n, m in modules.items() if n and isinstance(m, nn.BatchNorm2d)]
+    convs = {n: m for n, m in modules.items() if n and isinstance(m, nn.Conv2d)}
+    around = [n for n, m in convs.items() if m.kernel_size == (3, 3)]
+    return next((names[-1] for names in (norms, around, list(convs)) if names), None)
 
 
 def _module_class(kind: type) -> type[nn.Module]:
