@@ -144,6 +144,13 @@ def test_it_leaves_none_when_the_network_raises_either():
     assert not fused._rehearsals
 
 
+def test_who_runs_a_network_meanwhile_is_not_disturbed():
+    net, x = block().eval(), torch.randn(SIZE, device=DEVICE)
+    with fused.rehearsed():  # by another thread
+        meanwhile = net(x)
+    torch.testing.assert_close(meanwhile, net(x), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 def test_where_no_kernels_run_there_are_none(backend):
     net = block(recalibration=lambda c: mssar.MSSAR(c, backend=backend)).cpu()

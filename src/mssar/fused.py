@@ -172,6 +172,7 @@ class _Bound:
                 [n.num_batches_tracked for n in self.moved],
                 [n.momentum for n in self.moved],
             )
+        self._kept: _Kept | None = None
 
     @classmethod
     def make(cls, layer: Layer, norm: nn.Module | None) -> _Bound | str:
@@ -213,7 +214,6 @@ class _Bound:
         self._owned = list(chain.from_iterable(map(_VALUES, owners)))
         self._norms = [m.__dict__ for m in norms]
         self._state = list(map(_STATE, self._norms))
-        self._kept: _Kept | None = None
 
     def current(self, norm: nn.Module | None) -> bool:
         """Whether the modules are as they were."""
