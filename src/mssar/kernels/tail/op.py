@@ -109,23 +109,8 @@ def plan_of(
 def moved(plan: Plan, saved: Tensor, tracked: Tracked) -> None:
     """Move running statistics. Autograd must know: somebody may have kept them for a gradient."""
     forwards.track(saved, tracked, plan.c, plan.j, plan.levels, plan.batch_norm)
-    if MANY_AT_ONCE:
-        torch.autograd.graph.increment_version(tracked.means)
-        torch.autograd.graph.increment_version(tracked.variances)
-        return
-    for t in (*tracked.means, *tracked.variances):
-        torch.autograd.graph.increment_version(t)
-
-
-def _many_at_once() -> bool:
-    try:
-        torch.autograd.graph.increment_version([torch.empty(0)])
-    except (TypeError, RuntimeError):  # earlier than torch 2.7
-        return False
-    return True
-
-
-MANY_AT_ONCE = _many_at_once()
+    torch.autograd.graph.increment_version(tracked.means)
+    torch.autograd.graph.increment_version(tracked.variances)
 
 
 class _Tail(torch.autograd.Function):
