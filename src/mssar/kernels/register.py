@@ -18,7 +18,7 @@ def register(
     name: str,
     schema: str,
     compute: Callable[..., Any],
-    shapes: Callable[..., Any] | None = None,
+    shapes: Callable[..., Any],
     *,
     save: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
@@ -36,8 +36,7 @@ def register(
     _library.impl(name, compute, "CompositeExplicitAutograd")
     if traced is not None:
         _library.impl(name, traced, "Autograd")
-    if shapes is not None:
-        torch.library.register_fake(f"mssar::{name}", shapes, lib=_library)
+    torch.library.register_fake(f"mssar::{name}", shapes, lib=_library)
     if backward is not None:
         torch.library.register_autograd(
             f"mssar::{name}", backward, setup_context=save, lib=_library
