@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mssar.kernels.device import interpreted
+from mssar.kernels.grids import power, up_to
 from mssar.kernels.register import register
 
 LONGEST = 128  # columns that a tile holds
@@ -83,16 +84,16 @@ def _launch(
     source, target = sources[0], targets[0]
     batch, channels, height, width = source.shape
     planes = batch * channels
-    columns = _power(min(width, LONGEST), PRODUCT)
-    depth = min(TILE // columns, _power(planes, PRODUCT))
-    tiles = -(-planes // depth) * -(-width // columns)
+    columns = max(PRODUCT, power(min(width, LONGEST)))
+    depth = min(TILE // columns, max(PRODUCT, power(planes)))
+    tiles = up_to(planes, depth) * up_to(width, columns)
     # Every run of rows begins by adding up a window: no more runs than it takes to fill the GPU.
     runs = max(1, PROGRAMS // (tiles * len(targets)))
-    step = min(8, _power(height, 1))  # few different lengths, each of which is compiled
-    rows = step * -(-height // (step * min(runs, -(-height // step))))
+    step = min(8, power(height))  # few different lengths, each of which is compiled
+    rows = step * up_to(height, step * min(runs, up_to(height, step)))
     with torch.cuda.device_of(source):
         kernel = kernels.adjoint if adjoint else kernels.means
-        kernel[tiles, -(-height // rows), len(targets)](
+        kernel[tiles, up_to(height, rows), len(targets)](
             tuple(sources) if adjoint else source,
             target if adjoint else tuple(targets),
             tuple(min(reach, height) for reach in down),
@@ -111,11 +112,6 @@ def _launch(
             num_warps=8 if adjoint else 4,  # the adjoint keeps the sums of all windows
             enable_fp_fusion=False,
         )
-
-
-def _power(length: int, least: int) -> int:
-    """The next power of two."""
-    return max(least, 1 << (length - 1).bit_length())
 
 
 def _means_shapes(x: Tensor, radii: Sequence[int]) -> list[Tensor]:
