@@ -179,11 +179,10 @@ class DenseEnd(Holder):
         self, x: Tensor | list[Tensor], pools: Pools | None = None
     ) -> Float[Tensor, "N C H W"]:
         new = super().forward(x)
+        context: Any = pools
         if pools is None:
-            main = torch.cat(x, 1) if isinstance(x, (list, tuple)) else x
-            recalibrated: Tensor = self.recalibrate(new, main)
-            return recalibrated
-        recalibrated = self.recalibrate(new, pools)
+            context = torch.cat(x, 1) if isinstance(x, (list, tuple)) else x
+        recalibrated: Tensor = self.recalibrate(new, context)
         return recalibrated
 
 
