@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import mssar
 from mssar.lab.engine.timing import turn
-from mssar.surgery.foreign import architecture, build, imported, is_foreign
+from mssar.networks.registry import architecture
+from mssar.surgery.foreign import build, imported, is_foreign
 
 WARM_UP = 3  # steps before any is timed or captured: libraries search and set themselves up
 

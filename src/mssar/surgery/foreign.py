@@ -11,7 +11,7 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
@@ -50,8 +50,6 @@ class Foreign:
     size: tuple[int, int, int] = (3, 224, 224)
     mean: Colours = IMAGENET[0]  # what pixels from 0 to 1 are normalised by
     std: Colours = IMAGENET[1]
-    defaults: dict[str, Any] = field(default_factory=lambda: dict(DEFAULTS))
-    staged: bool = False
 
 
 def is_foreign(name: object) -> bool:
