@@ -119,11 +119,7 @@ def demo(found: Collection, maps: Maps | None = None, *, live: bool = False) -> 
 
 
 def side_by_side(
-    found: Collection,
-    maps: Maps | None = None,
-    *,
-    timed: Sequence[Timing] = (),
-    live: bool = False,
+    found: Collection, maps: Maps | None = None, *, timed: Sequence[Timing] = ()
 ) -> Page:
     """Recalibrations of the same network, whatever they are; beside errors are the steps that were
     ``timed`` for this, if there are any."""
@@ -138,7 +134,6 @@ def side_by_side(
         groups,
         maps,
         beside,
-        live=live,
     )
 
 
@@ -159,7 +154,7 @@ def _page(
     beside: Sequence[Comparison] = (),
     drawn: Sequence[Difference] = (),
     *,
-    live: bool,
+    live: bool = False,
 ) -> Page:
     seen, hindrances = maps.of(_worth_seeing(found, kind)) if maps else ([], [])
     return Page(
