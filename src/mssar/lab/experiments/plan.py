@@ -75,7 +75,7 @@ def plan_for(
     hardware: str,
     nets: Collection[str] | None = None,
     datasets: Collection[str] | None = None,
-    seeds: int | None = 3,
+    seeds: int = 3,
     precision: str | None = None,
     additional: bool = True,
     timings: Iterable[Timing] = (),
@@ -87,7 +87,7 @@ def plan_for(
         records: all there are; each counts wherever its run appears.
         hardware: as in a record's environment; only times measured on it are used.
         nets, datasets: only these; None for all.
-        seeds: runs a cell, with seeds from 0; None for as many as the paper's.
+        seeds: runs a cell, with seeds from 0.
         precision: only records of this count; None for any.
         additional: also other readings of the paper's rows.
         timings: of steps, for networks that have no record; those on other hardware do not count.
@@ -95,7 +95,7 @@ def plan_for(
     On each data set the records of all cells are on the same data and in one precision, so that
     cells can be compared: what most of the runs asked for have, of several the first.
     """
-    if seeds is not None and seeds < 1:
+    if seeds < 1:
         raise ValueError(f"seeds is the number of runs a cell, 1 or more; got {seeds}")
     records = list(records)
     estimate = Estimate(records, hardware, timings)
@@ -113,8 +113,7 @@ def plan_for(
             # Of a run recorded twice the later one counts: who begins anew throws away the other.
             if record.conditions == conditions[cell.dataset]:
                 later(found, record)
-        asked = range(cell.row.runs if seeds is None else seeds)
-        missing = tuple(cell.run(seed) for seed in asked if seed not in found)
+        missing = tuple(cell.run(seed) for seed in range(seeds) if seed not in found)
         done = tuple(found[seed] for seed in sorted(found))
         states.append(State(name, cell, done, missing, estimate.total(missing)))
     ordered = _ordered(states)
