@@ -16,7 +16,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mssar.lab.report.content import Page, plain
+from mssar.lab.report.content import ORDER, Page, plain
 from mssar.lab.report.markup import filled
 from mssar.lab.report.phrases import asset, wording
 
@@ -58,7 +58,7 @@ def html(page: Page, home: str | None = None) -> str:
         policy=Markup(policy(live=page.live)),
         style=Markup(asset("page.css")),
         theme=theme,
-        names=_json({"names": words["names"], "kind": page.kind}),
+        names=_json({"names": words["names"], "kind": page.kind, "order": ORDER}),
         data=_json(_rounded(plain(page))),
         echarts=echarts,
         script=script,

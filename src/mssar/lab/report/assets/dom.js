@@ -115,7 +115,7 @@ const named = (label) => label.replace(/(?<![\w=.-])\w+(?![\w=.-])/g, say);
 /** "MS-SAR, scales=1,2" */
 const recalibrated = (of) => say(of.recalibration) + (of.options ? `, ${of.options}` : "");
 
-const ORDER = ["none", "se", "eca", "cbam", "coord", "ela", "ge", "simam", "mssar"];
+const ORDER = words.order; // of recalibrations
 const rank = (of) =>
   ORDER.includes(of.recalibration) ? ORDER.indexOf(of.recalibration) : ORDER.length;
 const byRank = (a, b) => rank(a) - rank(b) || a.options.localeCompare(b.options);
