@@ -360,8 +360,6 @@ def test_auto_decodes_in_workers_without_a_gpu(tree, monkeypatch):
     assert photographs.choose_decoder("auto", CPU, 2) == "workers"
     with pytest.raises(ValueError, match="on the GPU: the device is cpu, not CUDA; workers can"):
         photographs.choose_decoder("gpu", CPU, 2)
-    with pytest.raises(ValueError, match="auto, workers or gpu; got 'fast'"):
-        photographs.choose_decoder("fast", CPU, 2)
     with pytest.raises(ValueError, match="0 or more; got -1"):
         read(open_folder(tree), [], workers=-1)
     black = torch.zeros(3, 32, 32, dtype=torch.uint8)

@@ -150,8 +150,6 @@ def choose_decoder(decode: str, device: torch.device, workers: int) -> str:
 
     An H200's decoder, with the host's part in it, was worth 8 to 11 workers.
     """
-    if decode not in ("auto", "workers", "gpu"):
-        raise ValueError(f"decode is auto, workers or gpu; got {decode!r}")
     if decode == "workers" or (decode == "auto" and workers >= ENOUGH):
         return "workers"
     refusal = pictures.gpu_refuses(device)
