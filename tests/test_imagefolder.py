@@ -72,7 +72,7 @@ def test_lists_images_with_the_numbers_of_their_classes(tree):
         "train/dog/2.png",
     ]
     assert folder.train.labels.tolist() == [0] * 5 + [1] * 3
-    assert folder.test.paths[:] == ["val/cat/0.png", "val/cat/1.png", "val/dog/0.png"]
+    assert [*folder.test.paths] == ["val/cat/0.png", "val/cat/1.png", "val/dog/0.png"]
     assert folder.test.paths[-1] == "val/dog/0.png"
     assert (len(folder.train), len(folder.test), folder.name) == (8, 3, "imagefolder")
     with pytest.raises(IndexError):

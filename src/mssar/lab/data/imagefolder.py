@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ STD = (58.395, 57.12, 57.375)
 
 
 @dataclass(frozen=True, eq=False)
-class Paths(Sequence[str]):
+class Paths:
     """A list of paths in two tensors: a tenth of the memory of a million strings, and worker
     processes share it rather than copy it."""
 
@@ -39,13 +39,7 @@ class Paths(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
+    def __getitem__(self, index: int) -> str:
         index = range(len(self))[index]
         start = int(self.ends[index - 1]) if index else 0
         return os.fsdecode(self.text[start : int(self.ends[index])].numpy().tobytes())
