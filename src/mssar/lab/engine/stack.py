@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -148,13 +148,14 @@ class Stack:
             self.channels = inputs = -(-inputs // VECTOR) * VECTOR
         # In groups, strides and few channels are slow: cuDNN takes the groups one by one.
         whole = product or outer or first.stride != (1, 1)
+        same: Any = first  # the sizes in it are typed as of any number
         made = nn.Conv2d(
             inputs,
             first.out_channels * count,
-            _pair(first.kernel_size),
-            _pair(first.stride),
-            first.padding if isinstance(first.padding, str) else _pair(first.padding),
-            _pair(first.dilation),
+            same.kernel_size,
+            same.stride,
+            same.padding,
+            same.dilation,
             1 if whole else count,
             first.bias is not None,
         )
@@ -176,11 +177,6 @@ class Stack:
             if whole:
                 self._owned[name][part] = True
         self._parts[name] = parts
-
-
-def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
-    down, across = numbers
-    return down, across
 
 
 def _spans(sources: Sequence[Tensor], axis: int) -> Iterator[Part]:
