@@ -67,11 +67,20 @@ class Classifier(nn.Module, ABC):
 
     # As on the Hugging Face Hub. What these need is imported when they are called.
 
-    def save_pretrained(self, folder: Any, record: Any = None, **how: Any) -> Path:
-        """As :func:`mssar.networks.sharing.save_pretrained`."""
+    def save_pretrained(
+        self,
+        folder: Any,
+        record: Any = None,
+        *,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **how: Any,
+    ) -> Path:
+        """As :func:`mssar.save_pretrained`."""
         from mssar.networks import sharing
 
-        return sharing.save_pretrained(self, folder, record, **how)
+        config, found = sharing.config_of(self), sharing.recorded(record)
+        return sharing.save(self, Path(folder), config, found, repo_id, push_to_hub, how)
 
     @classmethod
     def from_pretrained(cls: type[C], source: Any, **how: Any) -> C:
@@ -84,10 +93,12 @@ class Classifier(nn.Module, ABC):
         return made
 
     def push_to_hub(self, repo_id: str, record: Any = None, **how: Any) -> str:
-        """As :func:`mssar.networks.sharing.push_to_hub`."""
-        from mssar.networks import sharing
+        """As :func:`mssar.push_to_hub`."""
+        from mssar.networks import hub, sharing
 
-        return sharing.push_to_hub(self, repo_id, record, **how)
+        hub.needed("huggingface_hub", "push_to_hub")  # before the work
+        config, found = sharing.config_of(self), sharing.recorded(record)
+        return sharing.push(repo_id, config, sharing.contents(self), found, **how)
 
 
 def initialise(module: nn.Module) -> None:

@@ -30,37 +30,6 @@ Place: TypeAlias = str | os.PathLike[str]
 Record: TypeAlias = Mapping[str, Any] | Place | None  # what a run left behind, or where it lies
 
 
-def save_pretrained(
-    model: Classifier,
-    folder: Place,
-    record: Record = None,
-    *,
-    repo_id: str | None = None,
-    push_to_hub: bool = False,
-    **how: Any,
-) -> Path:
-    """Write a network of :func:`mssar.create_model` into a folder.
-
-    Args:
-        model: the network, on any device.
-        folder: where; made if it is not there, and files of these names are replaced.
-        record: a run's record, or its file or folder, to fill the card from.
-        repo_id: its name on the Hub, for the card; the folder's name by default.
-        push_to_hub: whether to put it there, too; ``how`` are options of :func:`push_to_hub`.
-    """
-    config, found = config_of(model), recorded(record)
-    return save(model, Path(folder), config, found, repo_id, push_to_hub, how)
-
-
-def push_to_hub(model: Classifier, repo_id: str, record: Record = None, **how: Any) -> str:
-    """Put a network on the Hub as ``owner/name``, and return the address of the commit.
-
-    ``how`` are options of :func:`push`.
-    """
-    needed("huggingface_hub", "push_to_hub")  # before the work
-    return push(repo_id, config_of(model), contents(model), recorded(record), **how)
-
-
 def from_pretrained(source: Place, **how: Any) -> Classifier:
     """A network from a folder of :func:`save_pretrained`, or by its name on the Hub; in ``eval``.
 
