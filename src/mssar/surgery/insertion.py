@@ -28,6 +28,7 @@ Init: TypeAlias = Literal["identity", "random"]
 
 # Where classes come from that have a network in them, and make another or copies of it.
 WRAPPERS = ("torch._dynamo", "torch.nn.parallel", "torch.distributed", "torch.optim.")
+REPLACES = "the output changes: the squeeze-and-excitations that learned are gone"
 
 
 def insert(
@@ -95,7 +96,7 @@ def insert(
             few = place.reduction if reduction == "auto" else reduction
             made = _layer(block, place, scales, strategy, few, backend)
             layers[name] = made
-            note = "" if init == "random" else _note(place)
+            note = REPLACES if place.replaces and init == "identity" else ""
             entries.append(entry(block, name, place, made, maps.get(name, []), note))
         plan = Plan(
             type(model).__name__, tuple(entries), layers[next(iter(layers))].scales, shape,
@@ -299,12 +300,6 @@ def _gpus(model: nn.Module) -> list[torch.device]:
 
 def _macs(model: nn.Module, shape: tuple[int, int, int]) -> int:
     return run_hollow(model, shape).get("Global", 0) // 2
-
-
-def _note(place: Place) -> str:
-    if place.replaces:
-        return "the output changes: the squeeze-and-excitations that learned are gone"
-    return ""
 
 
 def _require_kinds(model: object, optimizer: object) -> None:
