@@ -1,6 +1,8 @@
 """What people see of runs: every number that is told, on a terminal and without one."""
 
+import gc
 import io
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from mssar.lab.engine.observer import Moment, Observer
 from mssar.lab.recipes import CIFAR_DENSENET
 from mssar.lab.records import Epoch
 from mssar.lab.run import Normalisation, Run
+from mssar.lab.tensorboard import Events
 
 RUN = tiny(3, "mssar", epochs=40)
 EPOCH = Epoch(7, 0.1, 1.2345, 43.21, 1.5, 45.67, 1.0, 2.0)
@@ -137,6 +140,17 @@ def test_both_hear_of_everything():
     both.said("something")
     assert said(first) == said(second)
     assert len(said(first).splitlines()) == 5
+
+
+def test_event_files_of_a_run_that_begins_again_are_closed(tmp_path):
+    """As those of a stack that came apart; one that is forgotten warns, which is an error here."""
+    pytest.importorskip("tensorboard")
+    with closing(Events()) as events:
+        for epoch in (0, 1):
+            events.began(RUN, epoch, tmp_path)
+            events.passed(RUN, EPOCH, 1.0)
+    gc.collect()
+    assert len([*tmp_path.iterdir()]) == 2
 
 
 def test_results_stand_beside_the_network_without_recalibration():

@@ -32,6 +32,7 @@ class Events(Observer):
         self._files: dict[Run, _File] = {}
 
     def began(self, run: Run, epoch: int, directory: Path) -> None:
+        self._end(run)  # a run of a stack that came apart begins once more
         # What an earlier, interrupted part wrote beyond this epoch is not shown twice.
         self._files[run] = _File(directory, epoch + 1)
 
@@ -47,15 +48,18 @@ class Events(Observer):
         self._files[run].write(epoch.epoch, values)
 
     def ended(self, run: Run, record: Record) -> None:  # noqa: ARG002
-        self._files.pop(run).close()
+        self._end(run)
 
     def failed(self, run: Run, reason: str) -> None:  # noqa: ARG002
-        if file := self._files.pop(run, None):  # else that is what failed
+        self._end(run)
+
+    def _end(self, run: Run) -> None:
+        if file := self._files.pop(run, None):
             file.close()
 
     def close(self) -> None:
-        while self._files:
-            self._files.popitem()[1].close()
+        for run in [*self._files]:
+            self._end(run)
 
 
 class _File:
