@@ -144,25 +144,8 @@ class Run:
             shape = "×".join(map(str, size))
             raise ValueError(f"{self.network} cannot take {shape}: {reason:.200}") from None
 
-    def build(self, num_classes: int) -> nn.Module:
+    def build(self, num_classes: int, **begin: Any) -> nn.Module:
         """The network, initialised by the seed alone and leaving the global generator be."""
-        return self._built(num_classes)
-
-    def begun(self, num_classes: int) -> nn.Module:
-        """The network that the run begins with: its initial weights are in it, if it has any."""
-        begin: dict[str, Any] = {}
-        if self.weights is not None:
-            begin["tensors"], begin["source"], begin["note"] = self.weights.read()
-        made = self._built(num_classes, **begin)
-        for name, tensor in made.state_dict().items():
-            if tensor.device.type != "meta" and not tensor.isfinite().all():
-                raise ValueError(
-                    f"{self.network} begins with a {name} that is not finite, as no checkpoint of "
-                    "the lab may be; a buffer that is not persistent may"
-                )
-        return made
-
-    def _built(self, num_classes: int, **begin: Any) -> nn.Module:
         with GENERATOR, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)  # not those of GPUs
             kind, options = self.recalibration, dict(self.options)
@@ -170,6 +153,20 @@ class Run:
             if self.recipe.init != UNWRITTEN["init"]:
                 begin_as_in_torch(network)
             return network
+
+    def begun(self, num_classes: int) -> nn.Module:
+        """The network that the run begins with: its initial weights are in it, if it has any."""
+        begin: dict[str, Any] = {}
+        if self.weights is not None:
+            begin["tensors"], begin["source"], begin["note"] = self.weights.read()
+        made = self.build(num_classes, **begin)
+        for name, tensor in made.state_dict().items():
+            if tensor.device.type != "meta" and not tensor.isfinite().all():
+                raise ValueError(
+                    f"{self.network} begins with a {name} that is not finite, as no checkpoint of "
+                    "the lab may be; a buffer that is not persistent may"
+                )
+        return made
 
     def normalised(self, data: Data) -> Data:
         """A data set whose pixels are normalised as the run has it."""
