@@ -100,9 +100,5 @@ def dense(x: Tensor, last: bool) -> Tensor:
 def like(x: Tensor) -> Tensor:
     """Room for a map that is laid out as ``dense`` lays this one out."""
     form = torch.channels_last if is_last(x) else torch.contiguous_format
-    return torch.empty_like(x, memory_format=_kept(x, form))
-
-
-def _kept(x: Tensor, form: torch.memory_format) -> torch.memory_format:
-    """Strides of no consequence stay as they are."""
-    return torch.preserve_format if x.is_contiguous(memory_format=form) else form
+    kept = x.is_contiguous(memory_format=form)  # then strides of no consequence stay as they are
+    return torch.empty_like(x, memory_format=torch.preserve_format if kept else form)
