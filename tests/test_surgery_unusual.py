@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -285,3 +286,9 @@ def test_layer_norms_of_timm_that_act_too():
     timm = pytest.importorskip("timm")
     model = timm.create_model("test_efficientnet_ln", num_classes=5)
     assert [entry.channels for entry in unchanged(model).entries] == [24, 32, 48, 64]
+
+
+def test_a_configuration_that_is_no_mapping_says_nothing_of_images(torchvision):
+    model = resnet(torchvision)
+    model.default_cfg = SimpleNamespace(input_size=(3, 64, 64))  # not timm's
+    assert mssar.insert(model, dry_run=True).size == (3, 224, 224)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, cast
@@ -281,7 +281,8 @@ def _layer(
 def image_size(model: nn.Module, by_stem: bool = False) -> tuple[int, int, int]:
     """Of the images a network was made for, as far as it says; or as its first layer looks."""
     for name in ("pretrained_cfg", "default_cfg"):
-        size = (getattr(model, name, None) or {}).get("input_size")
+        said = getattr(model, name, None)
+        size = said.get("input_size") if isinstance(said, Mapping) else None  # as timm has it
         if size and not by_stem:
             c, h, w = size
             return c, h, w
