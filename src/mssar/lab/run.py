@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from mssar.cost import cost
 from mssar.lab import values
-from mssar.lab.data.dataset import Arrays
-from mssar.lab.data.imagefolder import Folder
+from mssar.lab.data import Data
 from mssar.lab.recipes import (
     CIFAR_DENSENET,
     CIFAR_RESNET,
@@ -36,7 +35,6 @@ from mssar.networks.registry import architecture
 from mssar.options import defaults
 from mssar.surgery import foreign, initial
 
-Data: TypeAlias = Arrays | Folder
 Colours: TypeAlias = tuple[float, float, float]
 LONGEST = 100  # bytes of a network's name, and of its options, in a folder's (255 at most)
 _NAME = r"[a-zA-Z0-9][\w.-]{0,29}"  # of a data set
