@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mssar.lab.report.content import Claim, Difference, Row, Table
-from mssar.lab.report.groups import Side, judged, known_mean
+from mssar.lab.report.groups import judged, known_mean, side_of
 from mssar.lab.report.phrases import wording
 from mssar.lab.report.tables import WEIGHT_DECAY
 
@@ -60,7 +60,7 @@ def _claims(row: Row, main: Sequence[Row], scales: Sequence[Row]) -> Iterator[tu
             if other.runs == row.runs and other.claim and other.claim.against == SE:
                 yield Claim(**{**vars(other.claim), "against": "se"}), se
                 return
-        yield judged("se", None, (_side(row), _side(se))), se
+        yield judged("se", None, (side_of(row), side_of(se))), se
 
 
 def _means(found: Sequence[_Compared]) -> Iterator[Difference]:
@@ -81,7 +81,7 @@ def _means(found: Sequence[_Compared]) -> Iterator[Difference]:
 
 def _mean(name: str, dataset: str, other: str, of: Sequence[_Compared]) -> Difference:
     published = known_mean([one.found.claim.published for one in of])
-    pairs = ((_side(one.row), _side(one.other)) for one in of)
+    pairs = ((side_of(one.row), side_of(one.other)) for one in of)
     doubted = [one.row.network for one in of if other == "none" and WEIGHT_DECAY in one.row.remark]
     return Difference(
         name,
@@ -91,7 +91,3 @@ def _mean(name: str, dataset: str, other: str, of: Sequence[_Compared]) -> Diffe
         "; ".join(f"{network}: {WEIGHT_DECAY}" for network in doubted),
         networks=tuple(one.row.network for one in of),
     )
-
-
-def _side(row: Row) -> Side:
-    return Side(row.mean or 0.0, row.spread or 0.0, row.n)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from mssar.lab.report.content import Claim, Compared, Comparison, Difference, Row, Table
-from mssar.lab.report.groups import ENOUGH, Side, judged
+from mssar.lab.report.groups import ENOUGH, judged, side_of
 from mssar.lab.report.phrases import plus_minus, scientific, spelt, wording
 from mssar.lab.report.welch import LEVEL
 
@@ -228,7 +228,7 @@ def _over_others(of: Comparison) -> list[tuple[Compared, Claim]]:
     """How much lower the best row's error is than each other's."""
     best = _best(of)
     return [
-        (row, judged(_kind(row), None, (_side(best), _side(row))))
+        (row, judged(_kind(row), None, (side_of(best), side_of(row))))
         for row in of.rows
         if row is not best
     ]
@@ -236,10 +236,6 @@ def _over_others(of: Comparison) -> list[tuple[Compared, Claim]]:
 
 def _kind(row: Compared) -> str:
     return f"{row.recalibration} {row.options}".rstrip()
-
-
-def _side(row: Compared) -> Side:
-    return Side(row.mean, row.spread or 0.0, row.n)
 
 
 def _verdict(row: Row, claim: Claim) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mssar.lab.engine.checkpoint import Progress
 from mssar.lab.recipes import UNWRITTEN
 from mssar.lab.records import Record, later
-from mssar.lab.report.content import Claim, Verdict
+from mssar.lab.report.content import Claim, Compared, Row, Verdict
 from mssar.lab.report.welch import margin, p_value
 from mssar.lab.run import Run, text_of, usual_normalisation, usual_recipe
 from mssar.surgery import foreign
@@ -171,6 +171,11 @@ class Side(NamedTuple):
     mean: float
     spread: float
     n: int
+
+
+def side_of(row: Row | Compared) -> Side:
+    """Of the runs behind a row."""
+    return Side(row.mean or 0.0, row.spread or 0.0, row.n)
 
 
 def side(records: Iterable[Record]) -> Side:
