@@ -48,7 +48,7 @@ def test_ways_agree(size, scale, memory_format):
 
 
 @pytest.mark.parametrize("memory_format", FORMATS)
-@pytest.mark.parametrize("scales", [(1,), (3,), (2, 4, 1), (3, 2), (8, 4)], ids=str)
+@pytest.mark.parametrize("scales", [(1,), (3,), (2, 4, 1), (3, 2), (8, 4), (5, 6)], ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_products_do_what_regions_do(size, scales, memory_format):
     """Means, weights' average and its product with the map; gradients, too."""
@@ -119,7 +119,7 @@ def test_half_precision_sums_do_not_run_over(dtype, products):
     x = (torch.randn(1, 3, 64, 63) + 100.0).to(dtype).requires_grad_()
     if products:
         sets = Products((Regional(2),), 0)
-        (pooled,) = (means.to(dtype).view(1, 3, 2, 2) for means in sets.by_scale(sets.pool(x)))
+        (pooled,) = (means.view(1, 3, 2, 2) for means in sets.by_scale(sets.pool(x)))
     else:
         pooled = partition.mean_by_index(x, (2, 2))
     assert pooled.dtype is dtype
@@ -232,6 +232,46 @@ def test_maps_may_be_smaller_than_a_scale(unchecked, options):
     for size in ((2, 2), (3, 3), (2, 9), (3, 2), (4, 3), (5, 7)):
         x = random(2, 6, *size)
         assert_close(program(x), layer(x), **EXACT)
+
+
+@asks
+@pytest.mark.parametrize("scales", [(1, 2, 4), (2, 3), (8, 2)], ids=str)
+def test_exports_in_half_precision_and_from_another_map(unchecked, scales):
+    layer = unchecked.MSSAR(6, scales, context_channels=4, dtype=torch.bfloat16).eval()
+    x, context = (torch.randn(2, c, 9, 10, dtype=torch.bfloat16) for c in (6, 4))
+    dims = {2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    program = export(layer, (x, context), dynamic_shapes=(dims, dims)).module()
+    x, context = (torch.randn(2, c, 17, 13, dtype=torch.bfloat16) for c in (6, 4))
+    assert program(x, context).dtype is torch.bfloat16
+    assert_close(program(x, context), layer(x, context), atol=2e-2, rtol=2e-2)
+
+
+@asks
+def test_sets_of_ones_own_are_exported_as_they_are(unchecked):
+    class Largest(Regional):
+        def pool(self, x):
+            return torch.nn.functional.adaptive_max_pool2d(x, (self.scale, self.scale))
+
+    layer = unchecked.MSSAR(6, (1, 2), Largest).eval()
+    x = torch.randn(2, 6, 8, 8)
+    assert_close(export(layer, (x,)).module()(x), layer(x))
+
+
+@asks
+def test_weights_are_exported(unchecked):
+    class Looks(nn.Module):
+        def __init__(self, scales: tuple[int, ...]) -> None:
+            super().__init__()
+            self.layer = unchecked.MSSAR(6, scales, dtype=torch.float64).eval()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+            return self.layer.importance(x), self.layer.importance(x, per_scale=True)
+
+    for scales in ((4, 1, 2), (2, 3), (1,)):
+        looks = Looks(scales)
+        program = exported(looks, random(2, 6, 8, 8), {2: Dim.DYNAMIC, 3: Dim.DYNAMIC})
+        x = random(2, 6, 11, 7)
+        assert_close(program(x), looks(x), **EXACT)
 
 
 @asks

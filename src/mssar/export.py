@@ -10,6 +10,7 @@ import copy
 import inspect
 import json
 import logging
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -305,44 +306,67 @@ def _require_plain(program: Program) -> None:
 def _share_indices(made: torch.fx.GraphModule) -> None:
     """Compute once what follows from sizes alone: all layers on maps of one size need the same."""
     first: dict[object, torch.fx.Node] = {}
-    for node in _of_sizes(made.graph):
+    for node in _indices(made):
         value = node.meta["val"]
         same: object = f"{node.target} {node.args} {node.kwargs}"  # where inputs are shared already
         if isinstance(value, torch.SymInt):
             same = value.node.expr
         other = first.setdefault(same, node)
-        if other is not node:
+        if other is not node and all(
+            map(_computes, node.users)
+        ):  # nor is it what the program makes
             node.replace_all_uses_with(other)
             made.graph.erase_node(node)
     made.recompile()
 
 
-def _of_sizes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """The nodes that need no tensor's numbers, neither an image's nor a parameter's, and are not
-    random; none where something writes to one of them."""
+def _indices(made: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Sizes, and what is computed from ranges and sizes; none where something writes to these."""
+    inner = [m for m in made.modules() if isinstance(m, torch.fx.GraphModule) and m is not made]
+    if any(_computes(node) and _writes(node) for m in inner for node in m.graph.nodes):
+        return []
     found: dict[torch.fx.Node, None] = {}
-    for node in graph.nodes:
-        target, value = node.target, node.meta.get("val")
+    memory: set[int] = set()
+    for node in made.graph.nodes:
+        value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             found[node] = None
-        elif isinstance(target, torch._ops.OpOverload):
-            if any(written in found for written in _written(node, target._schema)):
+        elif isinstance(node.target, torch._ops.OpOverload):
+            if any(not memory.isdisjoint(_memory(given)) for given in _writes(node)):
                 return []
-            random = torch.Tag.nondeterministic_seeded in target.tags
-            alone = not random and all(given in found for given in node.all_input_nodes)
-            checks = target.namespace == "aten" and value is None  # such as that it has its type
-            if alone and (checks or isinstance(value, Tensor)):
+            begins = "arange" in node.target._schema.name
+            tensors = [i for i in node.all_input_nodes if isinstance(i.meta.get("val"), Tensor)]
+            alone = all(i in found for i in node.all_input_nodes) and (tensors or begins)
+            checks = value is None and node.target.namespace == "aten"  # that it has its type
+            random = torch.Tag.nondeterministic_seeded in node.target.tags
+            if alone and not random and not _writes(node) and (checks or isinstance(value, Tensor)):
                 found[node] = None
+                memory |= _memory(node)
     return list(found)
 
 
-def _written(node: torch.fx.Node, schema: Any) -> list[Any]:
-    given = [*node.args, *[None] * (len(schema.arguments) - len(node.args))]
+def _computes(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) or node.target in vars(operator).values()
+
+
+def _writes(node: torch.fx.Node) -> list[Any]:
+    """The arguments whose memory an operation changes."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    asked = node.target._schema.arguments
+    given = [*node.args, *[None] * (len(asked) - len(node.args))]
     return [
-        node.kwargs.get(asked.name, value)
-        for asked, value in zip(schema.arguments, given, strict=True)
-        if asked.alias_info is not None and asked.alias_info.is_write
+        node.kwargs.get(one.name, value)
+        for one, value in zip(asked, given, strict=True)
+        if one.alias_info is not None and one.alias_info.is_write
     ]
+
+
+def _memory(given: Any) -> set[int]:
+    """Of the tensors that nodes stand for, in lists or alone."""
+    nodes = [n for n in tree_leaves(given) if isinstance(n, torch.fx.Node)]
+    values = tree_leaves([node.meta.get("val") for node in nodes])
+    return {t.untyped_storage()._cdata for t in values if isinstance(t, Tensor)}
 
 
 def _ranges(program: Program, axes: tuple[str, ...]) -> Ranges:

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from mssar.branch import Branch, hooked, is_product
 from mssar.coordinates import Regional, Sliding
-from mssar.kernels import AVAILABLE, exporting
+from mssar.kernels import AVAILABLE, leaving
 from mssar.kernels.grids import FINEST, finest
 from mssar.kernels.tail.synchronise import Group
 
@@ -136,4 +136,4 @@ def _unavailable(layer: Layer) -> str | None:
         return "its weights come from another map"
     if hooked(layer):
         return f"{type(layer).__name__} has hooks"
-    return "exported" if exporting() else None
+    return "exported" if leaving() else None

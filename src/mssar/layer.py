@@ -178,7 +178,7 @@ class MSSAR(nn.Module):
         if x.shape[1] != self.channels:
             raise ValueError(f"MSSAR was made for {self.channels} channels; got {tuple(x.shape)}")
         pools = self._source(x, context)
-        by_scale = [as_type(y, x.dtype) for y in pools.sets.by_scale(pools)]
+        by_scale = pools.sets.by_scale(pools)
         branches = cast("Sequence[Branch]", self.branches)
         for scale, branch, y in zip(self.scales, branches, by_scale, strict=True):
             values = y.shape[0] * y.shape[2] * y.shape[3]

@@ -272,6 +272,32 @@ def combine_by_cells(op: Op, x: Tensor, z: Tensor) -> Tensor:
 
 # --- As matrices
 
+MANY = 40  # cells from which on a product for each axis is quicker than one for both
+
+
+def region_sums(x: Float[Tensor, "N C H W"], grids: Sequence[Size]) -> Float[Tensor, "N C k"]:
+    """The sums over all grids' cells."""
+    size = x.shape[ROWS], x.shape[COLUMNS]
+    if sum(h * w for h, w in grids) < MANY:
+        return x.flatten(2) @ cells(size, grids, x).T
+    sides = [_held(size, grid, x) for grid in grids]
+    return torch.cat([(rows @ (x @ columns.T)).flatten(2) for rows, columns in sides], 2)
+
+
+def laid_over(
+    z: Float[Tensor, "N C k"], size: Size, grids: Sequence[Size]
+) -> Float[Tensor, "N C H W"]:
+    """To every position the sum of its cells' values, one of each grid."""
+    counts = [h * w for h, w in grids]
+    if sum(counts) < MANY:
+        whole: Tensor = (z @ cells(size, grids, z)).unflatten(2, size)
+        return whole
+    laid: list[Tensor] = []
+    for values, grid in zip(z.split(counts, 2), grids, strict=True):
+        rows, columns = _held(size, grid, z)
+        laid.append(rows.T @ (values.unflatten(2, grid) @ columns))
+    return torch.stack(laid).sum(0) if len(laid) > 1 else laid[0]
+
 
 def cells(size: Size, grids: Sequence[Size], like: Tensor) -> Float[Tensor, "k n"]:
     """1 where a cell holds a position of a map, row by row; all grids' cells, one after another.

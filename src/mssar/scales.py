@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Sliding, size_of
-from mssar.partition import Size, accumulation, as_type, cells, held, is_open
+from mssar.partition import (
+    Size,
+    accumulation,
+    as_type,
+    cells,
+    held,
+    is_open,
+    laid_over,
+    region_sums,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -143,25 +152,24 @@ class Products:
         return [(_parts(height, s.scale), _parts(width, s.scale)) for s in self.sets]
 
     def pool(self, x: Float[Tensor, "N C H W"]) -> Pools:
-        """The mean of the whole map where that is all; else sums."""
+        """Means over the regions of all scales, one after another."""
         size, wide = size_of(x), as_type(x, accumulation(x))
         if self.whole:
             return Pools((as_type(wide.mean((2, 3), keepdim=True), x.dtype),), size, self)
-        sums = wide.flatten(2) @ cells(size, self._drawn(size), wide).T
-        return Pools((sums,), size, self)
-
-    def by_scale(self, pools: Pools) -> list[Tensor]:
-        (sums,) = pools.maps
-        if self.whole:
-            return [sums]
-        grids, drawn = self.grids(pools.size), self._drawn(pools.size)
-        areas = held(pools.size, drawn, sums)
+        drawn = self._drawn(size)
+        sums, areas = region_sums(wide, drawn), held(size, drawn, wide)
         if self.finest is None:
             means = sums / areas.clamp(min=1)
         else:
-            members = cells(drawn[0], grids, sums).T  # which fine regions each region is of
+            members = cells(drawn[0], self.grids(size), wide).T  # the fine regions of each region
             means = sums @ (members / (areas @ members).clamp(min=1))
-        return list(means.unsqueeze(3).split([h * w for h, w in grids], 2))
+        return Pools((as_type(means, x.dtype),), size, self)
+
+    def by_scale(self, pools: Pools) -> list[Tensor]:
+        (means,) = pools.maps
+        if self.whole:
+            return [means]
+        return list(means.unsqueeze(3).split([h * w for h, w in self.grids(pools.size)], 2))
 
     def average(self, weights: Sequence[Tensor], size: Size) -> Float[Tensor, "N C *k"]:
         """The mean over the scales, on the finest grid; or their parts of it, on each its own."""
@@ -179,12 +187,12 @@ class Products:
         return x * (z if self.whole else self.spread(z, size_of(x)))
 
     def spread(self, z: Float[Tensor, "N C *k"], size: Size) -> Float[Tensor, "N C H W"]:
-        return _laid_over(z.flatten(2), size, self._drawn(size))
+        return laid_over(z.flatten(2), size, self._drawn(size))
 
     def spread_each(self, weights: Sequence[Tensor], size: Size) -> list[Tensor]:
         """A map a scale, of which the spread average is the mean."""
         pairs = zip(weights, self.grids(size), strict=True)
-        return [_laid_over(z.flatten(2), size, [grid]) for z, grid in pairs]
+        return [laid_over(z.flatten(2), size, [grid]) for z, grid in pairs]
 
     def require_filled(self, size: Size) -> None:
         """For BN in training mode, which would count regions that are empty."""
@@ -204,13 +212,6 @@ class Products:
 
 def _parts(length: int, scale: int) -> int:
     return scale if is_open(length) or scale < length else length
-
-
-def _laid_over(
-    z: Float[Tensor, "N C k"], size: Size, grids: Sequence[Size]
-) -> Float[Tensor, "N C H W"]:
-    laid: Tensor = (z @ cells(size, grids, z)).unflatten(2, size)
-    return laid
 
 
 def coordinate_sets(strategy: Strategy, scales: Sequence[int]) -> Nested | Separate:

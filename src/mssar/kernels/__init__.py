@@ -33,10 +33,14 @@ AVAILABLE = _available()
 
 
 def exporting() -> bool:
-    """An exported program should need neither this package nor Triton."""
+    """Whether torch.export makes a program."""
     # torch.compiler.is_exporting() says yes to torch.compile too, in torch 2.7 to 2.11.
-    exported = getattr(torch.compiler, "_is_exporting_flag", False)  # since torch 2.7
-    return bool(exported) or torch._C._get_tracing_state() is not None  # by TorchScript
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))  # since torch 2.7
+
+
+def leaving() -> bool:
+    """A program for elsewhere, also by TorchScript, should need neither this package nor Triton."""
+    return exporting() or torch._C._get_tracing_state() is not None
 
 
 def require_backend(backend: str) -> None:
@@ -47,7 +51,7 @@ def require_backend(backend: str) -> None:
 def chosen(backend: str, x: Tensor) -> bool:
     """Whether a tensor's work is for the kernels; asking for them where they cannot run raises."""
     if backend == "auto":
-        usable = x.is_cuda and AVAILABLE and x.dtype in DTYPES and not exporting()
+        usable = x.is_cuda and AVAILABLE and x.dtype in DTYPES and not leaving()
         return usable and able(x.device)
     if backend == "reference" or x.is_meta:  # without numbers nothing is computed
         return False
