@@ -248,7 +248,7 @@ def test_exports_in_half_precision_and_from_another_map(unchecked, scales):
 
 @asks
 def test_sets_of_ones_own_are_exported_as_they_are(unchecked):
-    class Largest(Regional):
+    class Largest(unchecked.Regional):
         def pool(self, x):
             return torch.nn.functional.adaptive_max_pool2d(x, (self.scale, self.scale))
 

@@ -305,16 +305,12 @@ def _require_plain(program: Program) -> None:
 
 def _share_indices(made: torch.fx.GraphModule) -> None:
     """Compute once what follows from sizes alone: all layers on maps of one size need the same."""
-    first: dict[object, torch.fx.Node] = {}
+    first: dict[str, torch.fx.Node] = {}
     for node in _indices(made):
-        value = node.meta["val"]
-        same: object = f"{node.target} {node.args} {node.kwargs}"  # where inputs are shared already
-        if isinstance(value, torch.SymInt):
-            same = value.node.expr
+        same = f"{node.target} {node.args} {node.kwargs}"  # where inputs are shared already
         other = first.setdefault(same, node)
-        if other is not node and all(
-            map(_computes, node.users)
-        ):  # nor is it what the program makes
+        kept = not all(map(_computes, node.users))  # as what the program makes
+        if other is not node and not kept:
             node.replace_all_uses_with(other)
             made.graph.erase_node(node)
     made.recompile()
