@@ -15,8 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.testing import assert_close
 
 from mssar.folding import fold
-
-_share_indices = import_module("mssar.export")._share_indices  # mssar.export is the function
+from mssar.indices import share
 
 SHAPES = [(1, 3, 12, 12), (5, 3, 9, 16), (2, 3, 30, 7), (1, 3, 4, 4)]  # even, ragged, the least
 
@@ -310,7 +309,7 @@ def test_what_is_written_to_made_or_random_is_not_shared(how, tmp_path):
     x, model = torch.randn(2, 3, 5, 6), Writes(how)
     program = torch.export.export(model, (x,), dynamic_shapes=(dims,))
     before = sum("arange" in node.name for node in program.graph.nodes)
-    _share_indices(program.graph_module)
+    share(program.graph_module)
     torch.export.save(program, tmp_path / "net.pt2")
     x = torch.randn(2, 3, 7, 6)
     one, two = torch.export.load(tmp_path / "net.pt2").module()(x)

@@ -15,16 +15,8 @@ import torch
 from torch import Tensor
 
 from mssar.coordinates import STRATEGIES, CoordinateSet, Regional, Sliding, size_of
-from mssar.partition import (
-    Size,
-    accumulation,
-    as_type,
-    cells,
-    held,
-    is_open,
-    laid_over,
-    region_sums,
-)
+from mssar.matrices import cells, held, laid_over, region_sums
+from mssar.partition import Size, accumulation, as_type, is_open
 
 if TYPE_CHECKING:
     from jaxtyping import Float
