@@ -1,4 +1,4 @@
-"""What follows from sizes alone in an exported program, which all layers on maps of one size need."""
+"""What follows from sizes alone in an exported program, and is alike for layers on equal maps."""
 
 from __future__ import annotations
 
