@@ -187,7 +187,7 @@ class MSSAR(nn.Module):
                     f"BN cannot train on a single value per channel: scale {scale} of a batch of "
                     "one has one region; use a larger batch, or eval()"
                 )
-            if branch.normalises_the_batch and isinstance(pools.sets, Products):
+            if isinstance(pools.sets, Products) and branch.normalises_the_batch:
                 pools.sets.require_filled(pools.size)
         return [branch(y) for branch, y in zip(branches, by_scale, strict=True)]
 
