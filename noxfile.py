@@ -13,7 +13,8 @@ OLDEST = ("torch==2.6.0", "numpy<2")  # with Triton 3.2, which is too old for th
 TESTED = "package coordinates layer layer_errors networks cost records engine resume weights"
 # With what others' networks need besides. Their newest versions, too.
 FOREIGN = "surgery surgery_errors surgery_unusual surgery_afterwards surgery_uses sharing_inserted"
-FOREIGN += " timm peers finetune_names finetune_weights export symbolic transforms command_compare"
+FOREIGN += " timm peers finetune_names finetune_weights export indices folding symbolic transforms"
+FOREIGN += " command_compare"
 KERNELS = "backends tail tail_compiled windows dense"
 # Triton 3.4's interpreter takes arrays of one number for numbers: NumPy 2.4 refuses, earlier ones
 # warn.

@@ -10,12 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
 from torch.optim.swa_utils import AveragedModel
 from torch.testing import assert_close
-
-from mssar.folding import fold
-from mssar.indices import share
 
 SHAPES = [(1, 3, 12, 12), (5, 3, 9, 16), (2, 3, 30, 7), (1, 3, 4, 4)]  # even, ragged, the least
 
@@ -264,64 +260,6 @@ def test_averaged_weights_are_exported(unchecked, tmp_path):
     assert_close(program(x), model.eval()(x), atol=1e-4, rtol=1e-4)
 
 
-class Writes(nn.Module):
-    """Ranges that begin alike, and what becomes of one of them."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        one, two = torch.arange(x.shape[2]) * 1.0, torch.arange(x.shape[2]) * 1.0
-        if self.how == "outputs":
-            return one, two
-        if self.how == "filled":
-            one += 1
-        elif self.how == "part":
-            one[1:] = 2
-        elif self.how == "image":
-            one.copy_(x[0, 0, :, 0])
-        elif self.how == "out":
-            torch.add(x[0, 0, :, 0], 1, out=one)
-        elif self.how == "alias":
-            one[:, None].expand(-1, 1).unbind(1)[0].add_(x.amax())
-        elif self.how == "as another":
-            one.view_as(x[0, 0, :, 0]).mul_(3)
-        elif self.how == "list":
-            torch._foreach_add_([one], 1)
-        elif self.how == "inner":
-            with torch.autocast("cpu", enabled=False):
-                one.add_(1)
-        elif self.how == "random":
-            one, two = torch.rand_like(one), torch.rand_like(two)
-        return one + x.sum() * 0, two + x.sum() * 0
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        *("filled", "part", "image", "out", "alias", "as another", "list", "inner", "random"),
-        *("outputs", "read"),
-    ],
-)
-def test_what_is_written_to_made_or_random_is_not_shared(how, tmp_path):
-    dims = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    x, model = torch.randn(2, 3, 5, 6), Writes(how)
-    program = torch.export.export(model, (x,), dynamic_shapes=(dims,))
-    before = sum("arange" in node.name for node in program.graph.nodes)
-    share(program.graph_module)
-    torch.export.save(program, tmp_path / "net.pt2")
-    x = torch.randn(2, 3, 7, 6)
-    one, two = torch.export.load(tmp_path / "net.pt2").module()(x)
-    if how == "random":
-        assert not torch.equal(one, two)
-    else:
-        assert_close((one, two), model(x))
-    after = sum("arange" in node.name for node in program.graph.nodes)
-    assert (before, after) == (2, 1 if how in ("outputs", "random", "read") else 2)
-    assert one.data_ptr() != two.data_ptr()
-
-
 def test_layers_on_maps_of_one_size_share_indices(unchecked, tmp_path):
     def counted(layers: int) -> int:
         parts = [m for _ in range(layers) for m in (nn.Conv2d(6, 6, 1), unchecked.MSSAR(6))]
@@ -344,72 +282,6 @@ def test_a_network_for_single_images_has_a_fixed_batch(unchecked, tmp_path):
     assert "batch" not in made.open
     assert made.fixed == "batch is 1: a batch of 3 fails: one at a time"
     assert {shape[0] for shape in made.tried} == {1}
-
-
-# --- Folding
-
-
-class Uses(nn.Module):
-    """One convolution and one norm, put together in some way."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-        self.conv = nn.Conv2d(3, 3, 3, padding=1)
-        self.norm = nn.BatchNorm2d(3, affine=way != "not affine")
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        y = self.conv(x)
-        if self.way == "read twice":
-            return self.norm(y) + y
-        if self.way == "returned":
-            return self.norm(y), y
-        if self.way == "convolved twice":
-            return self.norm(self.conv(y))
-        if self.way == "normed twice":
-            return self.norm(self.norm(y))
-        if self.way == "in between":
-            return self.norm(y.relu())
-        return self.norm(y)
-
-
-@pytest.mark.parametrize(
-    ("way", "count"),
-    [
-        *(("plain", 1), ("not affine", 1), ("read twice", 0), ("returned", 0)),
-        *(("convolved twice", 0), ("normed twice", 0), ("in between", 0)),
-    ],
-)
-def test_only_norms_that_have_a_convolution_to_themselves_are_folded(way, count):
-    model = disturbed(Uses(way)).double().eval()
-    x = torch.randn(2, 3, 5, 6).double()
-    before = model(x)
-    assert fold(model, x) == count
-    assert isinstance(model.norm, nn.Identity) == bool(count)
-    assert_close(model(x), before)
-
-
-def test_norms_of_other_kinds_are_folded(timm):
-    """Synchronised ones, and timm's, which act; what they do besides is left."""
-    x = torch.randn(2, 3, 5, 6)
-    for norm, act in (
-        (nn.SyncBatchNorm(4), nn.Identity()),
-        (timm.layers.BatchNormAct2d(4, act_layer=nn.SiLU), nn.SiLU()),
-    ):
-        model = disturbed(nn.Sequential(nn.Conv2d(3, 4, 3), norm)).eval()
-        before = model(x)
-        assert fold(model, x) == 1
-        assert_close(model(x), before)
-        assert_close(act(model[0](x)), before)
-
-
-def test_norms_that_train_have_hooks_or_keep_nothing_are_not_folded():
-    x = torch.randn(2, 3, 5, 6)
-    trains, hooked, forgets = (nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in "abc")
-    hooked.eval()[1].register_forward_hook(lambda *_: None)
-    forgets[1] = nn.BatchNorm2d(3, track_running_stats=False)
-    for model in (trains, hooked, forgets.eval()):
-        assert fold(model, x) == 0
 
 
 # --- Mistakes
