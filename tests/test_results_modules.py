@@ -1,16 +1,21 @@
 """What pages say of others' modules in MS-SAR's place, against the records."""
 
 import re
+import sys
 from dataclasses import replace
 from statistics import fmean
 
 from reproduced import RECORDS, earlier, everything, recorded
 from test_results import ROOT
 
+from mssar.lab import timings
 from mssar.lab.records import Record
 from mssar.lab.report.content import ORDER, Claim
 from mssar.lab.report.groups import claim
 from mssar.lab.report.phrases import plus_minus, spelt
+
+sys.path.insert(0, str(ROOT / "tools"))
+import modules
 
 PAGE = (ROOT / "docs" / "results-modules.md").read_text()
 
@@ -40,6 +45,37 @@ def test_the_table_has_a_row_a_module_and_says_what_is_left():
         assert said[spelt(kind)].endswith(f"(n={len(found)})" if found else "no record yet")
     left = ", ".join(spelt(kind) for kind in ORDER if not runs(kind))
     assert f"(<!-- results: modules_left -->{left}<!-- end of results -->)" in PAGE
+
+
+def test_time_and_memory_stand_in_the_table_when_all_were_measured():
+    known = [kind for kind in ORDER if runs(kind)]
+    like = next(
+        one
+        for one in timings.read(ROOT / "records" / "timings")
+        if (one.network, one.recalibration, one.what) == ("resnet20", "none", "training")
+    )
+    measured = [
+        replace(
+            like,
+            recalibration=kind,
+            options=runs(kind)[0].run["options"],
+            median_ms=like.median_ms * n,
+            p20_ms=like.p20_ms * n,
+            p80_ms=like.p80_ms * n,
+            peak_bytes=like.peak_bytes * (n + 1),
+            made="2099-01-01T00:00:00+00:00",
+        )
+        for n, kind in enumerate(known, 1)
+    ]
+    head, lines, _ = modules.errors(RECORDS, measured)
+    assert head[-2:] == ["a step, over none", "memory, over none"]
+    said = {line[0]: line[-2:] for line in lines}
+    assert {len(line) for line in lines} == {len(head)}
+    for n, kind in enumerate(known, 1):
+        assert said[spelt(kind)] == [f"{n:.2f}", f"{(n + 1) / 2:.2f}"]
+    head, lines, _ = modules.errors(RECORDS, measured[:-1])  # that of one is not known
+    assert head[-1] == "multiply-adds"
+    assert {len(line) for line in lines} == {len(head)}
 
 
 def test_what_is_said_of_gather_excite_follows_from_the_records():

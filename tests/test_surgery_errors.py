@@ -179,6 +179,18 @@ def test_an_optimiser_of_another_network(mssar, resnet):
     assert resnet.state_dict().keys() == before.keys()
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no Muon")
+def test_an_optimiser_of_matrices_alone(mssar, resnet):
+    """It took the layers, and failed at its next step."""
+    before = copy.deepcopy(resnet.state_dict())
+    optimizer = torch.optim.Muon([resnet.fc.weight])
+    with pytest.raises(ValueError, match="optimizer takes matrices alone, and layers are convol"):
+        mssar.insert(resnet, optimizer=optimizer)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1]
+    assert resnet.state_dict().keys() == before.keys()
+    mssar.insert(resnet, optimizer=torch.optim.SGD(list(resnet.parameters())[:-2], 0.1))
+
+
 @pytest.mark.parametrize("where", ["blocks", "layer3.*", "layer3.0"])
 def test_a_block_that_is_not_as_it_was_is_named(mssar, resnet, where):
     resnet.layer3[0].bn2 = nn.BatchNorm1d(256)

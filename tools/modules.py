@@ -36,14 +36,17 @@ def beside(known: Sequence[Record], measured: Sequence[Timing]) -> Comparison:
 
 
 def errors(known: Sequence[Record], measured: Sequence[Timing]) -> Table:
-    """Errors, differences and what each adds; times where all that was trained was timed."""
+    """Errors, differences and what each adds; time and memory of a step
+    where they were measured for all that was trained."""
     groups, made = found(known), beside(known, measured)
     base, rows = made.base, {row.recalibration: row for row in made.rows}
     assert base is not None
     none, ours = groups["none"].records, groups["mssar"].records
     timed = all(row.ratio is not None for row in made.rows)
+    weighed = all(row.peak for row in made.rows)  # not on a CPU
     head = ["module", "error, %", "lower than none", "MS-SAR lower than it"]
-    head += ["parameters", "multiply-adds", *["a step, over none"] * timed]
+    head += ["parameters", "multiply-adds"]
+    head += [*["a step, over none"] * timed, *["memory, over none"] * weighed]
     lines = []
     for kind in ORDER:
         if kind not in groups:
@@ -55,7 +58,8 @@ def errors(known: Sequence[Record], measured: Sequence[Timing]) -> Table:
         line.append("" if kind == "mssar" else told(claim(kind, ours, runs, None))[0])
         pairs = ((row.params, base.params), (row.macs, base.macs))
         line += [f"{count:,}" if row is base else _more(count, few) for count, few in pairs]
-        lines.append(line + [plus_minus(row.ratio)] * timed)
+        line += [plus_minus(row.ratio)] * timed
+        lines.append(line + [plus_minus((row.peak or 0) / (base.peak or 1))] * weighed)
     return head, lines, 1
 
 

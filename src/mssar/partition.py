@@ -99,6 +99,16 @@ def is_channels_last(x: Tensor) -> bool:
     return x.shape[1] > 1 and x.stride(1) == 1
 
 
+def _as_it_lies(x: Tensor) -> tuple[Tensor, int]:
+    """A map with its axes in the order of memory, and which of them are the rows."""
+    return (x.permute(0, 2, 3, 1), 1) if is_channels_last(x) else (x, ROWS)
+
+
+def _as_named(x: Tensor, rows: int) -> Tensor:
+    """Back to N C H W."""
+    return x if rows == ROWS else x.permute(0, 3, 1, 2)
+
+
 # --- Means over cells
 
 
@@ -125,9 +135,15 @@ def _way_to_mean(x: Tensor, grid: Size) -> Callable[[Tensor, Size], Tensor]:
 
 
 def mean_by_runs(x: Tensor, grid: Size) -> Tensor:
-    """Rows first, then columns."""
-    strips = _mean_runs(x, ROWS, runs(x.shape[ROWS], grid[0]))
-    return _mean_runs(strips, COLUMNS, runs(x.shape[COLUMNS], grid[1])).to(x.dtype)
+    """Sums over rows, then over columns. Only these few are divided: going back, too."""
+    (height, width), (h, w) = x.shape[-2:], grid
+    if (height, width) == (h, w):
+        return x
+    y, rows = _as_it_lies(x)
+    strips = _sum_runs(y, rows, runs(height, h))
+    sums = _as_named(_sum_runs(strips, rows + 1, runs(width, w)), rows)
+    held = areas((height, width), grid, x)
+    return (sums / (height * width // (h * w) if held is None else held)).to(x.dtype)
 
 
 def mean_by_windows(x: Tensor, grid: Size) -> Tensor:
@@ -155,20 +171,14 @@ def _sides(x: Tensor, grid: Size) -> Size:
     return x.shape[ROWS] // grid[0], x.shape[COLUMNS] // grid[1]
 
 
-def _mean_runs(x: Tensor, axis: int, runs: list[int]) -> Tensor:
-    """Means over consecutive runs of an axis."""
+def _sum_runs(x: Tensor, axis: int, runs: list[int]) -> Tensor:
+    """Sums over consecutive runs of an axis."""
     if len(runs) == x.shape[axis]:
         return x
-    if is_channels_last(x):
-        return _mean_entries(x.permute(0, 2, 3, 1), axis - 1, runs).permute(0, 3, 1, 2)
-    return _mean_entries(x, axis, runs)
-
-
-def _mean_entries(x: Tensor, axis: int, runs: list[int]) -> Tensor:
     kind = accumulation(x)
     if _alike(runs):
-        return torch.unflatten(x, axis, (len(runs), runs[0])).mean(axis + 1, dtype=kind)
-    return torch.stack([run.mean(axis, dtype=kind) for run in x.split(runs, axis)], axis)
+        return torch.unflatten(x, axis, (len(runs), runs[0])).sum(axis + 1, dtype=kind)
+    return torch.stack([run.sum(axis, dtype=kind) for run in x.split(runs, axis)], axis)
 
 
 def _alike(runs: list[int]) -> bool:
@@ -194,8 +204,10 @@ def _way_to_repeat(z: Tensor, size: Size) -> Callable[[Tensor, Size], Tensor]:
 
 
 def repeat_by_runs(z: Tensor, size: Size) -> Tensor:
-    strips = _repeat_runs(z, COLUMNS, runs(size[1], z.shape[COLUMNS]))
-    return _repeat_runs(strips, ROWS, runs(size[0], z.shape[ROWS]))
+    grid = z.shape[-2:]
+    y, rows = _as_it_lies(z)  # copies are along channels, where these are contiguous
+    strips = _repeat_runs(y, rows + 1, runs(size[1], grid[1]))
+    return _as_named(_repeat_runs(strips, rows, runs(size[0], grid[0])), rows)
 
 
 def repeat_by_index(z: Tensor, size: Size) -> Tensor:
@@ -206,12 +218,6 @@ def _repeat_runs(z: Tensor, axis: int, runs: list[int]) -> Tensor:
     """Repeat each entry of an axis over its run."""
     if len(runs) == sum(runs):
         return z
-    if is_channels_last(z):  # copy along channels, the axis that is contiguous
-        return _repeat_entries(z.permute(0, 2, 3, 1), axis - 1, runs).permute(0, 3, 1, 2)
-    return _repeat_entries(z, axis, runs)
-
-
-def _repeat_entries(z: Tensor, axis: int, runs: list[int]) -> Tensor:
     if _alike(runs):
         shape = [*z.shape[: axis + 1], runs[0], *z.shape[axis + 1 :]]
         return z.unsqueeze(axis + 1).expand(shape).flatten(axis, axis + 1)
@@ -230,16 +236,14 @@ def combine(
     op: Op, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C h w"]
 ) -> Float[Tensor, "N C H W"]:
     """``op(x, repeat(z))``, without making that map where the cells are of one size."""
+    if is_channels_last(x):  # then z is laid out like it, which is little work
+        z = z.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
     return _way_to_combine(x, z)(op, x, z)
 
 
 def _way_to_combine(x: Tensor, z: Tensor) -> Callable[[Op, Tensor, Tensor], Tensor]:
     (height, width), (h, w) = x.shape[-2:], z.shape[-2:]
-    if symbolic((height, width)):
-        return combine_repeated
-    if is_channels_last(x):
-        return combine_last
-    if height % h or width % w:
+    if symbolic((height, width)) or height % h or width % w:
         return combine_repeated
     return combine_by_rows if x.device.type == "cpu" else combine_by_cells
 
@@ -248,20 +252,15 @@ def combine_repeated(op: Op, x: Tensor, z: Tensor) -> Tensor:
     return op(x, repeat(z, (x.shape[ROWS], x.shape[COLUMNS])))
 
 
-def combine_last(op: Op, x: Tensor, z: Tensor) -> Tensor:
-    """With a map whose channels lie side by side: z is laid out like it, which is little work."""
-    z = z.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    (height, width), (h, w) = x.shape[-2:], z.shape[-2:]
-    ragged = height % h or width % w
-    return combine_repeated(op, x, z) if ragged else combine_by_cells(op, x, z)
-
-
 def combine_by_rows(op: Op, x: Tensor, z: Tensor) -> Tensor:
-    """The innermost loop runs along a row: repeat z on that axis (h/H of a map), broadcast rows."""
+    """The innermost loops run along memory: repeat z on the axis of columns (h/H of a map), and
+    broadcast rows. Going back, sums are over one axis at a time."""
     h, a = z.shape[ROWS], x.shape[ROWS] // z.shape[ROWS]
-    strips = _repeat_runs(z, COLUMNS, runs(x.shape[COLUMNS], z.shape[COLUMNS]))  # N C h W
-    rows = torch.unflatten(x, ROWS, (h, a))  # N C h a W
-    return op(rows, strips[:, :, :, None]).flatten(2, 3)
+    across = runs(x.shape[COLUMNS], z.shape[COLUMNS])
+    y, rows = _as_it_lies(x)
+    strips = _repeat_runs(z if rows == ROWS else z.permute(0, 2, 3, 1), rows + 1, across)
+    made = op(torch.unflatten(y, rows, (h, a)), strips.unsqueeze(rows + 1))  # N h a W C
+    return _as_named(made.flatten(rows, rows + 1), rows)
 
 
 def combine_by_cells(op: Op, x: Tensor, z: Tensor) -> Tensor:

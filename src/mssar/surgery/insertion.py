@@ -320,6 +320,11 @@ def _require_whose(model: nn.Module, optimizer: Optimizer | None) -> None:
             "optimizer has none of this network's parameters: pass the one that trains it, or "
             "insert first and make the optimizer from model.parameters()"
         )
+    if isinstance(optimizer, getattr(torch.optim, "Muon", ())):  # since torch 2.9
+        raise ValueError(
+            "optimizer takes matrices alone, and layers are convolutions and norms: pass the one "
+            "that trains the network's own, beside this Muon"
+        )
 
 
 def _require_own(model: nn.Module, chosen: Found, init: Init) -> None:
