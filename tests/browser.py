@@ -129,6 +129,21 @@ def overflow(tab: Any) -> int:
     return int(tab.evaluate("document.scrollingElement.scrollWidth"))
 
 
+def cut_off(tab: Any) -> list[str]:
+    """Words of figures that reach out of them."""
+    found = tab.evaluate(
+        """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
+          const edge = svg.getBoundingClientRect();
+          const outside = (text) => {
+            const box = text.getBoundingClientRect();
+            return box.width > 0 && (box.right > edge.right + 1 || box.left < edge.left - 1);
+          };
+          return [...svg.querySelectorAll("text")].filter(outside).map((text) => text.textContent);
+        })"""
+    )
+    return [str(words) for words in found]
+
+
 def violations(tab: Any) -> list[str]:
     """What axe has against the page, unfolded, and against the dialog in front of it."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()

@@ -27,6 +27,7 @@ from mssar.lab.report.content import (
     Table,
     Timed,
 )
+from mssar.lab.report.tables import WEIGHT_DECAY
 
 GAIN = {"none": 0.0, "se": 0.5, "mssar": 0.9}
 MACS = {"resnet20": 40.8e6, "resnet32": 69.1e6, "resnet56": 125.7e6, "densenet100": 287.9e6}
@@ -275,7 +276,8 @@ def reproduction() -> Page:
             "Nothing on this page has been measured: it is made for tests.",
         ),
         differences=tuple(
-            Difference(row.network, row.dataset, row.claim, row.runs, row.remark)
+            # The longest remark that there is, beside the longest name.
+            Difference(row.network, row.dataset, row.claim, row.runs, WEIGHT_DECAY)
             for row in many
             if row.claim and row.recalibration == "mssar"
         ),

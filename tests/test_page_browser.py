@@ -11,7 +11,7 @@ from typing import Any
 
 import pages
 import pytest
-from browser import DESKTOP, PHONE, column, hover, overflow, shown, violations
+from browser import DESKTOP, PHONE, column, cut_off, hover, overflow, shown, violations
 
 from mssar.lab.report import page as report
 from mssar.lab.report.content import Page
@@ -27,6 +27,7 @@ def test_opens_quietly_and_fits(show: Any, of: Callable[[], Page], width: int) -
     tab = show(of(), width)
     assert tab.locator("h1").inner_text() == of().title
     assert overflow(tab) <= width
+    assert cut_off(tab) == []
     tab.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
     assert overflow(tab) <= width
 

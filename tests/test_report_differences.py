@@ -175,7 +175,7 @@ def test_only_a_doubt_of_the_gain_goes_with_a_mean():
     ]
     made = tables.paper_tables(recorded + decayed)
     found = differences(made)
-    remark = "resnet20: weight decay alone may do as much"
+    remark = "resnet20: weight decay may do as much"
     assert [(one.claim.against, one.remark) for one in found[:2]] == [("none", remark), ("se", "")]
     assert claims(made, found)[0].endswith(f"intervals; {remark}).")
     assert drawn(found).headings[0][1] == "see text"

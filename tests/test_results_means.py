@@ -82,7 +82,7 @@ def test_what_is_said_of_the_mean_follows_from_the_records():
     made = tables.paper_tables(RECORDS)
     said = claims(made, differences(made))[1]  # the page's sentence has the caveat
     assert said.startswith("On CIFAR-100 the error with MS-SAR is, in the mean of resnet56, resn")
-    assert said.endswith("intervals; resnet20: weight decay alone may do as much).")
+    assert said.endswith("intervals; resnet20: weight decay may do as much).")
 
 
 def test_what_is_said_of_se_by_network_follows_from_the_records():

@@ -45,7 +45,7 @@ def explain(
     small images the shorter side is resized to that of the data set and the centre cut out.
 
     \b
-    mssar explain runs/demo/arrangements-resnet8-mssar-seed0-8b83ba test:17 test:4
+    mssar explain runs/demo/arrangements-resnet8-mssar-seed0-2c979b test:17 test:4
     mssar explain runs/cifar10-resnet20-mssar-seed0-0f3a51 cat.jpg --block layer3.2 -o cat.png
     mssar explain resnet20-mssar.safetensors cat.jpg
     mssar explain resnet56-mssar-cifar100 cat.jpg

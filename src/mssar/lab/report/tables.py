@@ -41,7 +41,7 @@ NOTES = {
     "ilsvrc": "A thousand classes of photographs; top-1 error of one centre crop, top-5 beside it.",
 }
 
-WEIGHT_DECAY = "weight decay alone may do as much"  # as words.toml has it, with a link
+WEIGHT_DECAY = "weight decay may do as much"  # as words.toml has it, with a link
 
 Pick = Callable[[Cell, Sequence[Cell]], Cell | None]
 
