@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mssar import Regional, Sliding
 
@@ -152,6 +153,38 @@ def test_a_constant_stays_itself(strategy, size, scale):
     torch.testing.assert_close(
         coordinates.spread(coordinates.pool(constant), size), constant.contiguous(), **EXACT
     )
+
+
+def test_regions_of_one_position_are_the_map():
+    x = random(2, 3, 4, 3)
+    assert Regional(4).pool(x) is x
+
+
+class Recorded(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls.append((func.overloadpacket.__name__, *args))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("size", [(16, 16), (14, 14)])
+def test_the_way_back_adds_one_axis_at_a_time_and_divides_few(size, memory_format):
+    """On a CPU sums over two axes take ten times as long, and a division is a pass over its map."""
+    x = laid_out(random(4, 8, *size), memory_format)
+    z = laid_out(random(4, 8, 4, 4), memory_format)
+    y, means = Regional(4).multiply(x, z), Regional(4).pool(x)
+    assert y.stride() == x.stride()
+    with Recorded() as back:
+        torch.autograd.backward((y, means), (torch.ones_like(y), torch.ones_like(means)))
+    added = [args[1] for name, *args in back.calls if name == "sum"]
+    assert added
+    assert all(len(axes) == 1 for axes in added)
+    divided = [args[0].numel() for name, *args in back.calls if name == "div"]
+    assert divided == [z.numel()]
 
 
 @settings(deadline=None, max_examples=60)
