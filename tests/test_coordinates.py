@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mssar import Regional, Sliding
+from mssar import Regional, Sliding, partition
 
 SETS = {"regional": Regional, "sliding": Sliding}
 FORMATS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
@@ -158,6 +158,30 @@ def test_a_constant_stays_itself(strategy, size, scale):
 def test_regions_of_one_position_are_the_map():
     x = random(2, 3, 4, 3)
     assert Regional(4).pool(x) is x
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+def test_all_ways_agree(memory_format):
+    """Which one is taken hangs on the device; the tests' has not all of them."""
+    x, z = random(2, 3, 8, 12), random(2, 3, 4, 2)
+    g = random(2, 3, 8, 12, seed=1)
+    ways = [partition.combine_repeated, partition.combine_by_rows, partition.combine_by_cells]
+    for op in (torch.mul, torch.add):
+        found = []
+        for way in [*ways, partition.combine_ragged]:
+            inputs = laid_out(x, memory_format), laid_out(z, memory_format)
+            y = way(op, *inputs)
+            found.append((y, *torch.autograd.grad(y, inputs, g)))
+        for other in found[1:]:
+            torch.testing.assert_close(other, found[0], **EXACT)
+    means = [partition.mean_by_runs, partition.mean_by_windows, partition.mean_by_cells]
+    found = []
+    for way in [*means, partition.mean_by_cells_last, partition.mean_by_index]:
+        inputs = (laid_out(x, memory_format),)
+        y = way(*inputs, (4, 2))
+        found.append((y, *torch.autograd.grad(y, inputs, z)))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], **EXACT)
 
 
 class Recorded(TorchDispatchMode):

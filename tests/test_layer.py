@@ -23,7 +23,7 @@ TOLERANCE = {
     torch.float16: 4e-3,
     torch.bfloat16: 3e-2,
 }
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
+EXACT = {"rtol": 1e-9, "atol": 1e-9}  # BN of few values magnifies what is rounded
 SIZES = [(8, 8), (7, 9), (3, 2), (1, 1)]  # even, ragged, fewer rows than regions, degenerate
 
 

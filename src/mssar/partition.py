@@ -236,20 +236,24 @@ def combine(
     op: Op, x: Float[Tensor, "N C H W"], z: Float[Tensor, "N C h w"]
 ) -> Float[Tensor, "N C H W"]:
     """``op(x, repeat(z))``, without making that map where the cells are of one size."""
-    if is_channels_last(x):  # then z is laid out like it, which is little work
-        z = z.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
     return _way_to_combine(x, z)(op, x, z)
 
 
 def _way_to_combine(x: Tensor, z: Tensor) -> Callable[[Op, Tensor, Tensor], Tensor]:
     (height, width), (h, w) = x.shape[-2:], z.shape[-2:]
-    if symbolic((height, width)) or height % h or width % w:
+    if symbolic((height, width)):
         return combine_repeated
+    if height % h or width % w:
+        return combine_ragged
     return combine_by_rows if x.device.type == "cpu" else combine_by_cells
 
 
 def combine_repeated(op: Op, x: Tensor, z: Tensor) -> Tensor:
     return op(x, repeat(z, (x.shape[ROWS], x.shape[COLUMNS])))
+
+
+def combine_ragged(op: Op, x: Tensor, z: Tensor) -> Tensor:
+    return combine_repeated(op, x, _laid_like(x, z))
 
 
 def combine_by_rows(op: Op, x: Tensor, z: Tensor) -> Tensor:
@@ -259,14 +263,20 @@ def combine_by_rows(op: Op, x: Tensor, z: Tensor) -> Tensor:
     across = runs(x.shape[COLUMNS], z.shape[COLUMNS])
     y, rows = _as_it_lies(x)
     strips = _repeat_runs(z if rows == ROWS else z.permute(0, 2, 3, 1), rows + 1, across)
-    made = op(torch.unflatten(y, rows, (h, a)), strips.unsqueeze(rows + 1))  # N h a W C
+    made = op(torch.unflatten(y, rows, (h, a)), strips.unsqueeze(rows + 1))
     return _as_named(made.flatten(rows, rows + 1), rows)
 
 
 def combine_by_cells(op: Op, x: Tensor, z: Tensor) -> Tensor:
+    z = _laid_like(x, z)
     (h, w), (a, b) = z.shape[-2:], _sides(x, (z.shape[ROWS], z.shape[COLUMNS]))
     cells = torch.unflatten(torch.unflatten(x, ROWS, (h, a)), 4, (w, b))  # N C h a w b
     return op(cells, z[:, :, :, None, :, None]).flatten(4, 5).flatten(2, 3)
+
+
+def _laid_like(x: Tensor, z: Tensor) -> Tensor:
+    """z with its channels side by side where those of the map are, which is little work."""
+    return z.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if is_channels_last(x) else z
 
 
 # --- By index: means over cells and values laid over them, each going back by way of the other.

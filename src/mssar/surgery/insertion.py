@@ -312,6 +312,11 @@ def _require_kinds(model: object, optimizer: object) -> None:
 
 def _require_whose(model: nn.Module, optimizer: Optimizer | None) -> None:
     """With another network's, as of a copy, the layers would be all that is trained."""
+    if isinstance(optimizer, getattr(torch.optim, "Muon", ())):  # since torch 2.9
+        raise ValueError(
+            "torch's Muon takes matrices alone, and layers have convolutions and norms: pass the "
+            "optimizer that trains the network's own"
+        )
     if optimizer is None or not any(p.requires_grad for p in model.parameters()):
         return
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -319,11 +324,6 @@ def _require_whose(model: nn.Module, optimizer: Optimizer | None) -> None:
         raise ValueError(
             "optimizer has none of this network's parameters: pass the one that trains it, or "
             "insert first and make the optimizer from model.parameters()"
-        )
-    if isinstance(optimizer, getattr(torch.optim, "Muon", ())):  # since torch 2.9
-        raise ValueError(
-            "optimizer takes matrices alone, and layers are convolutions and norms: pass the one "
-            "that trains the network's own, beside this Muon"
         )
 
 
